@@ -166,10 +166,10 @@ def own_settings() -> Iterator[None]:
     yield
     if "fedssl_coordinator.core.db" not in sys.modules:
         return
-    from support.coordinator import forget, is_of_this_environment
+    from support.coordinator import caches_match_environment, clear_caches
 
-    if not is_of_this_environment():
-        forget()  # so that only this test fails
+    if not caches_match_environment():
+        clear_caches()  # so that only this test fails
         pytest.fail("call support.coordinator.forget once the environment is as it was: see change_settings")
 
 

@@ -28,11 +28,11 @@ from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.output import show_table
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import RunState
-from support.census import Connections, cpu_seconds, num_transactions, peak_megabytes, rounds_of, table_bytes
 from support.federation import tiny_spec
 from support.replicas import Replicas
+from support.resource_usage import Connections, cpu_seconds, num_transactions, peak_megabytes, rounds_of, table_bytes
 from support.servers import Servers, unwind_when_terminated
-from support.simulated_workers import Line, SimulatedWorker, Tally
+from support.simulated_workers import Connection, Measurements, SimulatedWorker
 from support.tables import Tables
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -97,12 +97,12 @@ def _options() -> argparse.Namespace:
 
 
 def _measure(federation: Replicas, tables: Tables, options: argparse.Namespace, servers: Servers) -> dict[str, Any]:
-    tally, tokens = Tally(), add_clients(tables, options.clients)
+    tally, tokens = Measurements(), add_clients(tables, options.clients)
     addresses = itertools.cycle(map(urlsplit, federation.urls))
     workers = [
         SimulatedWorker(
             name,
-            Line(parts.hostname or "", parts.port or 0, token, tally),
+            Connection(parts.hostname or "", parts.port or 0, token, tally),
             options.train_seconds,
             options.claim_seconds,
             delivers=not options.upload,

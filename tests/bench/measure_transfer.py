@@ -38,9 +38,9 @@ from urllib.parse import urlsplit
 from fedssl.artifacts.header import header_bytes
 from fedssl.client import Client, ClientError, Retry
 from fedssl.protocol.plan import TensorSpec
-from support.census import peak_megabytes
 from support.environment import coordinator_environment
 from support.processes import free_port
+from support.resource_usage import peak_megabytes
 from support.servers import Servers, unwind_when_terminated
 
 _IMAGE_BYTES = 3 * 224 * 224

@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 from bench.load_simulated_workers import MODELS, add_clients, load_spec
 from fedssl_coordinator.http.server import settle_memory
-from support.census import children
 from support.coordinator import Coordinator
+from support.resource_usage import children
 from support.servers import Servers, unwind_when_terminated
-from support.simulated_workers import Line, SimulatedWorker, Tally
+from support.simulated_workers import Connection, Measurements, SimulatedWorker
 from support.tables import Tables
 
 _FIRST_ROUNDS = 6
@@ -112,9 +112,9 @@ def _running_seconds(pid: int) -> float:
 
 
 async def _work(options: argparse.Namespace) -> None:
-    tokens, address, tally = json.loads(sys.stdin.readline()), urlsplit(options.url), Tally()
+    tokens, address, tally = json.loads(sys.stdin.readline()), urlsplit(options.url), Measurements()
     workers = [
-        SimulatedWorker(name, Line(address.hostname or "", address.port or 0, token, tally), 0, 20,
+        SimulatedWorker(name, Connection(address.hostname or "", address.port or 0, token, tally), 0, 20,
                         delivers=not options.upload)
         for name, token in tokens.items()
     ]  # fmt: skip

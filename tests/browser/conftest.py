@@ -15,7 +15,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl_local.federation import Dealing, Federation, Machine, running_federation
 from fedssl_local.folder import Folder
 from support.browsing import SIZES, SPEC, Open, Watched, launch_options, sign_in
-from support.judged import register_digits
+from support.evaluated_runs import register_digits
 from support.large_run import add_large_run
 from support.tables import Tables
 
@@ -76,7 +76,7 @@ def tables(federation: Federation) -> Iterator[Tables]:
 
 
 @pytest.fixture(scope="session")
-def large(tables: Tables, run: UUID) -> UUID:
+def large_run(tables: Tables, run: UUID) -> UUID:
     """Return a completed run of 500 rounds with 200 clients, on which no process works.
 
     It is written after `run` has ended, so that its clients, which have no workers, cannot be in that run's cohort.
@@ -85,7 +85,7 @@ def large(tables: Tables, run: UUID) -> UUID:
 
 
 @pytest.fixture
-def look(browser: Browser, federation: Federation, token: str) -> Iterator[Open]:
+def open_page(browser: Browser, federation: Federation, token: str) -> Iterator[Open]:
     """Yield a function that opens a page in a size and palette, signed in by default. No page may log a complaint."""
     contexts: list[tuple[BrowserContext, Watched]] = []
 

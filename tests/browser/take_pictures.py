@@ -19,7 +19,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl_local.federation import Dealing, Federation, Machine, running_federation
 from fedssl_local.folder import Folder
 from support.browsing import SIZES, SPEC, launch_options
-from support.judged import register_digits
+from support.evaluated_runs import register_digits
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CLIENTS = 6

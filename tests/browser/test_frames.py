@@ -47,8 +47,8 @@ def _report(page: Page, what: str) -> tuple[float, float]:
     return frame, task
 
 
-def test_scrolling_a_large_run_is_fluid(look: Open, large: UUID) -> None:
-    page = look().open(f"/runs/{large}")
+def test_scrolling_a_large_run_is_fluid(open_page: Open, large_run: UUID) -> None:
+    page = open_page().open(f"/runs/{large_run}")
     page.mouse.move(700, 450)
     page.evaluate(_WATCH)
     for way in (1, -1):
@@ -60,9 +60,9 @@ def test_scrolling_a_large_run_is_fluid(look: Open, large: UUID) -> None:
     assert task <= MOST_TASK_MS
 
 
-def test_patches_of_a_large_run_are_fluid_and_do_not_leak_memory(look: Open, large: UUID) -> None:
+def test_patches_of_a_large_run_are_fluid_and_do_not_leak_memory(open_page: Open, large_run: UUID) -> None:
     """A live run sends patches with every event, so they must not leave memory or elements behind."""
-    page = look().open(f"/runs/{large}")
+    page = open_page().open(f"/runs/{large_run}")
     heap = page.context.new_cdp_session(page)
 
     def used() -> float:

@@ -17,10 +17,10 @@ PAGES = {
     "runs": "/runs",
     "runs-none": "/runs?q=nothing-is-called-this",
     "run": "/runs/{run}",
-    "large": "/runs/{large}",
+    "large": "/runs/{large_run}",
     "rounds": "/runs/{run}/rounds",
     "round": "/runs/{run}/rounds/2",
-    "large-round": "/runs/{large}/rounds/250",
+    "large-round": "/runs/{large_run}/rounds/250",
     "members": "/runs/{run}/clients",
     "jobs": "/runs/{run}/jobs",
     "run-events": "/runs/{run}/events",
@@ -30,8 +30,8 @@ PAGES = {
     "evaluate": "/runs/{run}/evaluate?draw=pca",
     "new": "/runs/new",
     "new-quick": "/runs/new?template=quick",
-    "compare": "/compare?runs={run},{large}",
-    "compare-loss": "/compare?runs={run},{large}&x=time&y=loss&scale=log-x&smooth=5",
+    "compare": "/compare?runs={run},{large_run}",
+    "compare-loss": "/compare?runs={run},{large_run}&x=time&y=loss&scale=log-x&smooth=5",
     "compare-none": "/compare",
     "clients": "/clients",
     "client": "/clients/client-0",
@@ -61,9 +61,9 @@ def axe() -> str:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_accessible_and_does_not_scroll_sideways(
-    look: Open, run: UUID, large: UUID, axe: str, name: str, size: str, palette: str
+    open_page: Open, run: UUID, large_run: UUID, axe: str, name: str, size: str, palette: str
 ) -> None:
-    page = look(size, palette).open(PAGES[name].format(run=run, large=large, nothing=UUID(int=7)))
+    page = open_page(size, palette).open(PAGES[name].format(run=run, large_run=large_run, nothing=UUID(int=7)))
     _scroll(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
     if name == "large":
@@ -76,22 +76,24 @@ def test_a_page_is_accessible_and_does_not_scroll_sideways(
 
 @pytest.mark.parametrize("width", [320, 768])
 @pytest.mark.parametrize("name", PAGES)
-def test_no_page_scrolls_sideways_at_other_widths(look: Open, run: UUID, large: UUID, name: str, width: int) -> None:
-    watched = look("phone")
+def test_no_page_scrolls_sideways_at_other_widths(
+    open_page: Open, run: UUID, large_run: UUID, name: str, width: int
+) -> None:
+    watched = open_page("phone")
     watched.page.set_viewport_size({"width": width, "height": 800})
-    page = watched.open(PAGES[name].format(run=run, large=large, nothing=UUID(int=7)))
+    page = watched.open(PAGES[name].format(run=run, large_run=large_run, nothing=UUID(int=7)))
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.parametrize("width", [320, 1024])
 def test_a_larger_default_text_enlarges_the_page_and_no_text_is_cut_off(
-    browser: Browser, federation: Federation, run: UUID, large: UUID, token: str, width: int
+    browser: Browser, federation: Federation, run: UUID, large_run: UUID, token: str, width: int
 ) -> None:
     larger = browser.browser_type.launch(**launch_options("--blink-settings=defaultFontSize=24"))
     page = larger.new_page(base_url=federation.url, viewport={"width": width, "height": 800})
     sign_in(page, token)
     for name, path in PAGES.items():
-        page.goto(path.format(run=run, large=large, nothing=UUID(int=7)))
+        page.goto(path.format(run=run, large_run=large_run, nothing=UUID(int=7)))
         assert page.evaluate("getComputedStyle(document.body).fontSize") in ("19.5px", "21px"), name
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
         assert page.evaluate(CUT) == [], name
@@ -101,23 +103,23 @@ def test_a_larger_default_text_enlarges_the_page_and_no_text_is_cut_off(
     larger.close()
 
 
-def test_a_long_name_does_not_make_the_page_scroll_sideways(look: Open, client: Client) -> None:
+def test_a_long_name_does_not_make_the_page_scroll_sideways(open_page: Open, client: Client) -> None:
     spec = {**{key: value for key, value in SPEC.items() if key != "evaluation"}, "name": 100 * "a"}
     created = client.create_run(RunSpec.model_validate(spec), start=False)
-    page = look("phone").open(f"/runs/{created.id}")
+    page = open_page("phone").open(f"/runs/{created.id}")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.parametrize("size", ["wide", "tablet"])
-def test_the_list_of_runs_does_not_scroll_sideways(look: Open, client: Client, large: UUID, size: str) -> None:
+def test_the_list_of_runs_does_not_scroll_sideways(open_page: Open, client: Client, large_run: UUID, size: str) -> None:
     client.create_run(RunSpec.model_validate({**SPEC, "name": "fedalignuniform-dirichlet-0.3-seed-3"}), start=False)
-    table = look(size).open("/runs").locator("#list .scroll")
+    table = open_page(size).open("/runs").locator("#list .scroll")
     assert table.evaluate("box => box.scrollWidth <= box.clientWidth")
 
 
-def test_scores_and_events_are_visible_on_a_tablet(look: Open, run: UUID) -> None:
+def test_scores_and_events_are_visible_on_a_tablet(open_page: Open, run: UUID) -> None:
     """They are neither in a hidden column nor in a part of a table that is visible only after scrolling."""
-    watched = look("tablet")
+    watched = open_page("tablet")
     row = watched.open(PAGES["runs"]).locator(f'tr[data-href="/runs/{run}"]')
     scores = row.locator("td.base")
     assert [re.fullmatch(r"\d+\.\d%.*chance \d+\.\d%", text.strip(), re.DOTALL) is not None
@@ -136,9 +138,9 @@ def _is_within_its_table(part: Locator) -> bool:
     return part.is_visible() and part.evaluate(inside)
 
 
-def test_the_sign_in_is_accessible(look: Open, axe: str) -> None:
+def test_the_sign_in_is_accessible(open_page: Open, axe: str) -> None:
     for palette in PALETTES:
-        page = look("wide", palette, signed_in=False).open("/sign-in")
+        page = open_page("wide", palette, signed_in=False).open("/sign-in")
         _keep(page, f"sign-in-{palette}.png")
 
 

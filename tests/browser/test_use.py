@@ -10,7 +10,7 @@ from playwright.sync_api import Route, expect
 from fedssl.client import Client
 from fedssl.protocol.runs import RunSpec
 from support.browsing import SPEC, Open
-from support.judged import DATASET
+from support.evaluated_runs import DATASET
 from support.tables import Tables
 
 WORKERS = ["client-0", "client-1", "client-2"]
@@ -70,9 +70,11 @@ def _spec(name: str, **changes: object) -> RunSpec:
     return RunSpec.model_validate({**SPEC, "name": name, "evaluation": None, "cohort": cohort, **changes})
 
 
-def test_a_run_is_opened_and_a_stop_cancelled_by_keyboard(look: Open, client: Client, run: UUID, token: str) -> None:
+def test_a_run_is_opened_and_a_stop_cancelled_by_keyboard(
+    open_page: Open, client: Client, run: UUID, token: str
+) -> None:
     stays = client.create_run(_spec("stays"), start=False).id
-    page = look(signed_in=False).open("/sign-in")
+    page = open_page(signed_in=False).open("/sign-in")
     page.keyboard.type(token)
     page.keyboard.press("Enter")
     page.wait_for_url("**/runs")
@@ -109,9 +111,9 @@ def test_a_run_is_opened_and_a_stop_cancelled_by_keyboard(look: Open, client: Cl
     page.wait_for_url("**/runs")
 
 
-def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUID) -> None:
+def test_two_runs_are_selected_and_compared(open_page: Open, client: Client, run: UUID) -> None:
     other = client.create_run(_spec("other", seed=8), start=False).id
-    page = look().open("/runs")
+    page = open_page().open("/runs")
     for key in ("j", "x", "j", "x", "c"):
         page.keyboard.press(key)
     page.wait_for_url("**/compare?**")
@@ -124,9 +126,11 @@ def test_two_runs_are_selected_and_compared(look: Open, client: Client, run: UUI
     assert re.search(r">\u22128</span>\s+<span", page.content())
 
 
-def test_the_selection_is_restored_when_going_back_from_a_comparison(look: Open, client: Client, run: UUID) -> None:
+def test_the_selection_is_restored_when_going_back_from_a_comparison(
+    open_page: Open, client: Client, run: UUID
+) -> None:
     client.create_run(_spec("another", seed=9), start=False)
-    page = look().open("/runs")
+    page = open_page().open("/runs")
     for box in page.locator("#list input[name=runs]").all()[:2]:
         box.check()
     page.click("#compare button.pri")
@@ -137,8 +141,8 @@ def test_the_selection_is_restored_when_going_back_from_a_comparison(look: Open,
     expect(page.locator("#list tr.sel")).to_have_count(2)
 
 
-def test_a_search_is_kept_when_another_group_is_chosen(look: Open, client: Client, run: UUID) -> None:
-    page = look().open("/runs")
+def test_a_search_is_kept_when_another_group_is_chosen(open_page: Open, client: Client, run: UUID) -> None:
+    page = open_page().open("/runs")
     page.fill("#q", "digits")
     expect(page).to_have_url(re.compile("q=digits"))
     page.get_by_role("link", name=re.compile("^Finished")).click()
@@ -151,51 +155,51 @@ def test_a_search_is_kept_when_another_group_is_chosen(look: Open, client: Clien
     expect(page).to_have_url(re.compile(r"group=active$"))
 
 
-def test_the_axis_of_a_single_round_is_one_round_wide(look: Open, run: UUID) -> None:
-    page = look().open(f"/runs/{run}")
+def test_the_axis_of_a_single_round_is_one_round_wide(open_page: Open, run: UUID) -> None:
+    page = open_page().open(f"/runs/{run}")
     page.evaluate(_SINGLE)
     assert page.evaluate("[window.tested.scales.x.min, window.tested.scales.x.max]") == [-0.5, 0.5]
 
 
-def test_an_alarms_zone_is_in_the_chart_but_does_not_cover_the_lines(look: Open, run: UUID) -> None:
-    page = look().open(f"/runs/{run}")
+def test_an_alarms_zone_is_in_the_chart_but_does_not_cover_the_lines(open_page: Open, run: UUID) -> None:
+    page = open_page().open(f"/runs/{run}")
     page.evaluate(_ALARM)
     assert page.evaluate("window.tested.scales.y.max") >= 2
     line, zone = page.evaluate(_PIXELS)
     assert line != zone
 
 
-def test_a_collapsed_encoders_path_has_few_ticks(look: Open, run: UUID) -> None:
-    page = look().open(f"/runs/{run}")
+def test_a_collapsed_encoders_path_has_few_ticks(open_page: Open, run: UUID) -> None:
+    page = open_page().open(f"/runs/{run}")
     texts = page.evaluate(_COLLAPSED)
     assert len(texts) < 20
     assert "5.0e\u221215" in texts
 
 
-def test_the_divergence_of_a_single_update_is_shown(look: Open, client: Client, run: UUID) -> None:
+def test_the_divergence_of_a_single_update_is_shown(open_page: Open, client: Client, run: UUID) -> None:
     cohort = {"clients": ["client-0"], "min_clients": 1, "lease_seconds": 20}
     single = client.create_run(_spec("single", num_rounds=1, cohort=cohort)).id
     client.wait(single)
-    page = look().open(f"/runs/{single}")
+    page = open_page().open(f"/runs/{single}")
     page.locator("#heat").scroll_into_view_if_needed()
     expect(page.locator("#heat canvas")).to_be_visible()
 
 
-def test_values_that_a_logarithmic_axis_leaves_out_are_counted(look: Open, client: Client, run: UUID) -> None:
+def test_values_that_a_logarithmic_axis_leaves_out_are_counted(open_page: Open, client: Client, run: UUID) -> None:
     """SSD's loss is negative, and a logarithmic axis of rounds cannot show round 0 either."""
-    page = look().open(f"/compare?runs={run}&y=loss&scale=log")
+    page = open_page().open(f"/compare?runs={run}&y=loss&scale=log")
     expect(page.locator("#left-out")).to_have_text(
         "Not drawn, because a logarithmic axis begins above 0: 8 values of digits-ssd."
     )
-    page = look().open(f"/compare?runs={run}&scale=log-x")
+    page = open_page().open(f"/compare?runs={run}&scale=log-x")
     expect(page.locator("#left-out")).to_contain_text("1 value of digits-ssd.")
-    page = look().open(f"/compare?runs={run}")
+    page = open_page().open(f"/compare?runs={run}")
     expect(page.locator("#left-out")).to_be_hidden()
 
 
-def test_a_live_page_shows_progress_and_keeps_the_focus(look: Open, client: Client, run: UUID) -> None:
+def test_a_live_page_shows_progress_and_keeps_the_focus(open_page: Open, client: Client, run: UUID) -> None:
     live = client.create_run(_spec("live", num_rounds=12)).id
-    page = look().open(f"/runs/{live}")
+    page = open_page().open(f"/runs/{live}")
     expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
     page.locator("#terms button").first.focus() if page.locator("#terms button").count() else page.focus("#gantt")
     place = page.evaluate("document.activeElement.outerHTML")
@@ -209,12 +213,12 @@ def test_a_live_page_shows_progress_and_keeps_the_focus(look: Open, client: Clie
 
 
 def test_a_page_opened_before_the_first_update_gets_all_panels_and_results(
-    look: Open, client: Client, run: UUID
+    open_page: Open, client: Client, run: UUID
 ) -> None:
     """It gets its panels and finally the last evaluation, which is done after the end of the run."""
     evaluation = {"dataset": DATASET, "every": 0}
     fresh = client.create_run(_spec("fresh", num_rounds=2, evaluation=evaluation), start=False).id
-    page = look().open(f"/runs/{fresh}")
+    page = open_page().open(f"/runs/{fresh}")
     expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
     expect(page.locator("#terms")).to_be_hidden()
     expect(page.locator("#downloads")).to_contain_text("There are no weights yet")
@@ -234,26 +238,26 @@ def test_a_page_opened_before_the_first_update_gets_all_panels_and_results(
     expect(uniformity).to_have_attribute("aria-pressed", "true")
 
 
-def test_reasons_stay_next_to_their_clients(look: Open, large: UUID, tables: Tables) -> None:
+def test_reasons_stay_next_to_their_clients(open_page: Open, large_run: UUID, tables: Tables) -> None:
     """Clients with an exception come first. When one of them has no exception any more, other rows are shown."""
-    page = look().open(f"/runs/{large}")
+    page = open_page().open(f"/runs/{large_run}")
     shown = "id => [...document.querySelectorAll(`#${id} [data-client]`)].map(row => row.dataset.client)"
     before = page.evaluate(shown, "names")
     part = "WHERE run_id = %s AND round_number = 500 AND client_id = %s"
     tables.execute(
-        f"UPDATE assignments SET state = 'accepted', update_digest = repeat('ab', 32) {part}", large, before[0]
+        f"UPDATE assignments SET state = 'accepted', update_digest = repeat('ab', 32) {part}", large_run, before[0]
     )
     page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
     expect(page.locator(f'#why [data-client="{before[0]}"]')).to_have_count(0)
     after = page.evaluate(shown, "names")
-    tables.execute(f"UPDATE assignments SET state = 'expired', update_digest = NULL {part}", large, before[0])
+    tables.execute(f"UPDATE assignments SET state = 'expired', update_digest = NULL {part}", large_run, before[0])
     assert after[:-1] == before[1:]
     assert after == page.evaluate(shown, "why")
 
 
-def test_an_open_question_is_not_replaced_by_an_update(look: Open, client: Client, run: UUID) -> None:
+def test_an_open_question_is_not_replaced_by_an_update(open_page: Open, client: Client, run: UUID) -> None:
     waits = client.create_run(_spec("waits", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
-    watched = look()
+    watched = open_page()
     page = watched.open(f"/runs/{waits}")
     page.locator("#stop").focus()
     page.evaluate("document.body.dispatchEvent(new CustomEvent('run:changed'))")
@@ -277,10 +281,10 @@ def test_an_open_question_is_not_replaced_by_an_update(look: Open, client: Clien
     watched.complaints.clear()  # the complaints about the answers of 404
 
 
-def test_a_stream_is_opened_again_after_an_error(look: Open, client: Client, run: UUID) -> None:
+def test_a_stream_is_opened_again_after_an_error(open_page: Open, client: Client, run: UUID) -> None:
     """A proxy may answer 404 while the coordinator restarts, after which browsers do not reconnect by themselves."""
     live = client.create_run(_spec("again", num_rounds=200)).id
-    watched, answers = look(), iter([404, 404])
+    watched, answers = open_page(), iter([404, 404])
 
     def answer(route: Route) -> None:
         status = next(answers, None)
@@ -296,8 +300,8 @@ def test_a_stream_is_opened_again_after_an_error(look: Open, client: Client, run
     expect(page.locator("#announced")).to_contain_text("Stopped. Stopped by an operator", timeout=20_000)
 
 
-def test_an_update_keeps_the_selected_text_and_the_focus(look: Open, large: UUID) -> None:
-    page = look().open(f"/runs/{large}")
+def test_an_update_keeps_the_selected_text_and_the_focus(open_page: Open, large_run: UUID) -> None:
+    page = open_page().open(f"/runs/{large_run}")
     page.evaluate("document.querySelector('#why').append(' ')")  # the difference causes it to be replaced
     page.focus("#why a")
     page.evaluate("getSelection().selectAllChildren(document.querySelector('#log li'))")
@@ -308,9 +312,9 @@ def test_an_update_keeps_the_selected_text_and_the_focus(look: Open, large: UUID
     assert page.evaluate("String(getSelection())") == selected != ""
 
 
-def test_charts_that_are_not_loaded_are_not_shown_as_missing(look: Open, run: UUID) -> None:
+def test_charts_that_are_not_loaded_are_not_shown_as_missing(open_page: Open, run: UUID) -> None:
     """This holds while a slow connection loads them, and after a failure."""
-    watched, held = look(), list[Route]()
+    watched, held = open_page(), list[Route]()
     watched.page.route("**/curves.json*", lambda route: held.append(route))
     watched.page.goto(f"/runs/{run}")
     watched.page.wait_for_timeout(500)
@@ -323,10 +327,10 @@ def test_charts_that_are_not_loaded_are_not_shown_as_missing(look: Open, run: UU
 
 
 def test_a_slow_connection_has_one_request_per_chart_and_the_status_is_announced_once(
-    look: Open, client: Client, run: UUID
+    open_page: Open, client: Client, run: UUID
 ) -> None:
     waits = client.create_run(_spec("slow", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
-    watched, held = look(), list[Route]()
+    watched, held = open_page(), list[Route]()
     event = 'retry: 100\nid: 1\ndata: {"kind": "round.closed"}\n\n'  # after which the browser reconnects at once
     watched.page.route("**/stream?*", lambda route: route.fulfill(body=event, content_type="text/event-stream"))
     watched.page.route("**/curves.json", lambda route: held.append(route))
@@ -343,10 +347,10 @@ def test_a_slow_connection_has_one_request_per_chart_and_the_status_is_announced
     client.stop(waits)
 
 
-def test_a_selection_of_runs_survives_a_filter(look: Open, client: Client, run: UUID) -> None:
+def test_a_selection_of_runs_survives_a_filter(open_page: Open, client: Client, run: UUID) -> None:
     for name in ("picked", "left"):
         client.create_run(_spec(name), start=False)
-    page = look().open("/runs")
+    page = open_page().open("/runs")
     page.get_by_label("Select picked").check()
     page.fill("#q", "left")
     expect(page.locator("#list tbody tr")).to_have_count(1)
@@ -362,8 +366,8 @@ def test_a_selection_of_runs_survives_a_filter(look: Open, client: Client, run: 
     expect(page.locator("h1")).to_have_text("Compare 2 runs")
 
 
-def test_a_narrow_page_has_every_column_with_its_heading(look: Open, run: UUID) -> None:
-    page = look("phone").open(f"/runs/{run}/jobs")
+def test_a_narrow_page_has_every_column_with_its_heading(open_page: Open, run: UUID) -> None:
+    page = open_page("phone").open(f"/runs/{run}/jobs")
     row = page.locator("tbody tr").first
     expect(row.locator('td[data-label="kNN"]')).to_be_visible()
     expect(row.locator('td[data-label="Uniformity"]')).to_be_visible()
@@ -375,8 +379,8 @@ def test_a_narrow_page_has_every_column_with_its_heading(look: Open, run: UUID) 
     page.wait_for_url("**/rounds/*")
 
 
-def test_a_page_is_printed_in_the_light_theme_with_all_charts(look: Open, run: UUID) -> None:
-    page = look("phone", "dark").open(f"/runs/{run}")
+def test_a_page_is_printed_in_the_light_theme_with_all_charts(open_page: Open, run: UUID) -> None:
+    page = open_page("phone", "dark").open(f"/runs/{run}")
     for panel in ("heat", "embedding"):
         expect(page.locator(f"#{panel} canvas")).to_have_count(1)
     page.evaluate("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme })")
@@ -385,8 +389,8 @@ def test_a_page_is_printed_in_the_light_theme_with_all_charts(look: Open, run: U
     assert page.evaluate("document.documentElement.dataset.theme") is None
 
 
-def test_a_tooltip_shows_the_current_values_of_an_updated_chart(look: Open, run: UUID) -> None:
-    page = look().open(f"/runs/{run}")
+def test_a_tooltip_shows_the_current_values_of_an_updated_chart(open_page: Open, run: UUID) -> None:
+    page = open_page().open(f"/runs/{run}")
     page.evaluate(_CHART)
     box = page.locator("#tested .u-over").bounding_box()
     assert box is not None
@@ -396,7 +400,7 @@ def test_a_tooltip_shows_the_current_values_of_an_updated_chart(look: Open, run:
     expect(tip).to_contain_text("0.8")
 
 
-def test_the_timeline_uses_the_servers_clock(look: Open, run: UUID) -> None:
+def test_the_timeline_uses_the_servers_clock(open_page: Open, run: UUID) -> None:
     """The browser's own clock is ten minutes slow."""
     now = time.time() + 600
     lasting = {"round": 1, "client": "client-0", "attempt": 1, "state": "leased", "reason": None, "closed": None}
@@ -406,7 +410,7 @@ def test_the_timeline_uses_the_servers_clock(look: Open, run: UUID) -> None:
         "parts": [{**lasting, "offered": now - 40, "leased": now - 30, "bytes": None}],
         "jobs": [],
     }
-    watched = look()
+    watched = open_page()
     watched.page.route("**/timeline.json?*", lambda route: route.fulfill(json=frame))
     page = watched.open(f"/runs/{run}")
     picture = page.locator("#gantt canvas")
@@ -416,8 +420,8 @@ def test_the_timeline_uses_the_servers_clock(look: Open, run: UUID) -> None:
     expect(page.locator(".tip")).to_contain_text(re.compile("working for3[0-9] s"))
 
 
-def test_the_timeline_shows_the_most_recently_requested_rounds(look: Open, run: UUID) -> None:
-    watched, held = look(), list[Route]()
+def test_the_timeline_shows_the_most_recently_requested_rounds(open_page: Open, run: UUID) -> None:
+    watched, held = open_page(), list[Route]()
     watched.page.route("**/timeline.json?*last=7", lambda route: held.append(route))
     page = watched.open(f"/runs/{run}")
     page.focus("#gantt")
@@ -438,8 +442,8 @@ def test_the_timeline_shows_the_most_recently_requested_rounds(look: Open, run: 
     expect(page.locator(".tip")).to_contain_text("round 7update accepted")
 
 
-def test_errors_are_shown_next_to_their_fields_while_typing(look: Open, client: Client, run: UUID) -> None:
-    watched = look()
+def test_errors_are_shown_next_to_their_fields_while_typing(open_page: Open, client: Client, run: UUID) -> None:
+    watched = open_page()
     page = watched.open("/runs/new?method=fedbyol")
     page.fill("#f-num_rounds", "0")
     expect(page.locator('.err[data-for="num_rounds"]')).to_contain_text("greater than or equal to 1")
@@ -459,8 +463,8 @@ def test_errors_are_shown_next_to_their_fields_while_typing(look: Open, client: 
     expect(page.locator("h1")).to_have_text("made by hand")
 
 
-def test_a_check_that_fails_replaces_the_earlier_result(look: Open, run: UUID) -> None:
-    watched = look()
+def test_a_check_that_fails_replaces_the_earlier_result(open_page: Open, run: UUID) -> None:
+    watched = open_page()
     page = watched.open("/runs/new?method=fedbyol")
     expect(page.locator("#check")).to_contain_text("These settings are valid")
     said = '<div class="note bad" role="alert">The database does not answer.</div>'
@@ -484,8 +488,8 @@ def test_a_check_that_fails_replaces_the_earlier_result(look: Open, run: UUID) -
     watched.complaints.clear()  # the complaints about the answers above
 
 
-def test_durations_bytes_and_numbers_are_formatted_readably(look: Open, run: UUID) -> None:
-    page = look().open(f"/runs/{run}")
+def test_durations_bytes_and_numbers_are_formatted_readably(open_page: Open, run: UUID) -> None:
+    page = open_page().open(f"/runs/{run}")
     folder = page.evaluate("document.querySelector('script[src$=\"/run.js\"]').src.replace('run.js', '')")
     write = "async ([folder, all]) => { const f = await import(`${folder}format.js`); return all.map(f.seconds); }"
     shown = page.evaluate(write, [folder, [9.96, 59.7, 119.7, 3599.6, 7199]])
@@ -496,9 +500,9 @@ def test_durations_bytes_and_numbers_are_formatted_readably(look: Open, run: UUI
     assert shown == ["1.25", "4,321", "\u22122.0e+9"]
 
 
-def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None:
+def test_every_methods_form_opens(open_page: Open, client: Client, run: UUID) -> None:
     """Methods are chosen from the list, as a user does. `Watched` fails if a page logs a complaint."""
-    page = look().open("/runs/new")
+    page = open_page().open("/runs/new")
     methods = page.locator("#method option").evaluate_all("options => options.map(option => option.value)")
     assert sorted(methods) == sorted(method.name for method in client.methods())
     for method in methods:
@@ -511,8 +515,8 @@ def test_every_methods_form_opens(look: Open, client: Client, run: UUID) -> None
         assert page.locator('[name^="spec.method."]').count() >= 1, method
 
 
-def test_the_map_is_changed_by_keyboard_with_its_slider(look: Open, client: Client, run: UUID) -> None:
-    page = look().open(f"/runs/{run}")
+def test_the_map_is_changed_by_keyboard_with_its_slider(open_page: Open, client: Client, run: UUID) -> None:
+    page = open_page().open(f"/runs/{run}")
     page.locator("#embedding").scroll_into_view_if_needed()
     says = page.locator("#embedding-says")
     expect(says).to_have_text("Round 8")
@@ -530,16 +534,16 @@ def test_the_map_is_changed_by_keyboard_with_its_slider(look: Open, client: Clie
     expect(page.locator("#embedding-play")).to_have_attribute("aria-pressed", "false")
 
 
-def test_charts_link_to_their_tables_without_scripts(look: Open, run: UUID) -> None:
-    page = look(java_script_enabled=False).open(f"/runs/{run}")
+def test_charts_link_to_their_tables_without_scripts(open_page: Open, run: UUID) -> None:
+    page = open_page(java_script_enabled=False).open(f"/runs/{run}")
     expect(page.locator("#accuracy")).to_be_hidden()
     page.locator("section", has_text="Local loss").get_by_role("link", name="Rounds").first.click()
     page.wait_for_url("**/rounds")
 
 
-def test_a_run_can_be_read_and_stopped_without_scripts(look: Open, client: Client, run: UUID) -> None:
+def test_a_run_can_be_read_and_stopped_without_scripts(open_page: Open, client: Client, run: UUID) -> None:
     plain = client.create_run(_spec("plain", cohort={"clients": [*WORKERS, "nobody"], "min_clients": 4})).id
-    page = look(java_script_enabled=False).open("/runs?q=plain")
+    page = open_page(java_script_enabled=False).open("/runs?q=plain")
     while "creating the initial weights" in page.locator("tbody").inner_text():
         page.reload()  # the page does not reload itself without scripts
     expect(page.locator("tbody")).to_contain_text("3 of 4 have registered")
@@ -550,8 +554,8 @@ def test_a_run_can_be_read_and_stopped_without_scripts(look: Open, client: Clien
     assert client.run(plain).outcome == "stopped"
 
 
-def test_revoking_a_client_requires_typing_its_name(look: Open, client: Client, large: UUID) -> None:
-    page = look().open("/clients/site-200")
+def test_revoking_a_client_requires_typing_its_name(open_page: Open, client: Client, large_run: UUID) -> None:
+    page = open_page().open("/clients/site-200")
     page.click("text=Revoke")
     armed = page.locator("#ask-revoke [data-armed]")
     expect(armed).to_be_disabled()
@@ -563,21 +567,21 @@ def test_revoking_a_client_requires_typing_its_name(look: Open, client: Client, 
     assert client.client("site-200").revoked_at is not None
 
 
-def test_nothing_is_animated_if_reduced_motion_is_requested(look: Open, run: UUID) -> None:
-    page = look(reduced_motion="reduce").open(f"/runs/{run}")
+def test_nothing_is_animated_if_reduced_motion_is_requested(open_page: Open, run: UUID) -> None:
+    page = open_page(reduced_motion="reduce").open(f"/runs/{run}")
     assert page.evaluate("document.getAnimations().length") == 0
 
 
-def test_charts_are_drawn_with_an_invalid_browser_language(look: Open, run: UUID) -> None:
-    watched = look()
+def test_charts_are_drawn_with_an_invalid_browser_language(open_page: Open, run: UUID) -> None:
+    watched = open_page()
     posix = "Object.defineProperty(navigator, 'language', { value: 'en-US@posix', configurable: true })"
     watched.page.context.add_init_script(posix)
     page = watched.open(f"/runs/{run}")
     expect(page.locator(".uplot").first).to_be_visible()
 
 
-def test_the_chosen_theme_is_kept_after_a_reload(look: Open, run: UUID) -> None:
-    page = look().open("/runs")
+def test_the_chosen_theme_is_kept_after_a_reload(open_page: Open, run: UUID) -> None:
+    page = open_page().open("/runs")
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.keyboard.press("t")
     page.keyboard.press("t")
@@ -588,9 +592,9 @@ def test_the_chosen_theme_is_kept_after_a_reload(look: Open, run: UUID) -> None:
 
 
 def test_the_form_shows_the_settings_of_the_chosen_options_and_an_estimate(
-    look: Open, client: Client, run: UUID
+    open_page: Open, client: Client, run: UUID
 ) -> None:
-    page = look().open("/runs/new?template=quick")
+    page = open_page().open("/runs/new?template=quick")
     mean = page.locator('fieldset[data-option="mean"]')
     expect(mean).to_be_visible()
     page.select_option('[id="f-method.reducer"]', "ldawa")
@@ -610,7 +614,7 @@ def test_the_form_shows_the_settings_of_the_chosen_options_and_an_estimate(
     expect(page.locator('[name="client.client-1"]')).to_be_checked()
 
 
-def test_a_secure_round_shows_its_phase_and_what_was_revealed(look: Open, client: Client) -> None:
+def test_a_secure_round_shows_its_phase_and_what_was_revealed(open_page: Open, client: Client) -> None:
     spec = _spec(
         "secure",
         num_rounds=1,
@@ -622,7 +626,7 @@ def test_a_secure_round_shows_its_phase_and_what_was_revealed(look: Open, client
     for _ in client.events(made):
         pass  # waits until the run has finished
     assert client.run(made).outcome == "completed", client.run(made).reason
-    page = look().open(f"/runs/{made}/rounds/1")
+    page = open_page().open(f"/runs/{made}/rounds/1")
     section = page.get_by_role("region", name="Secure aggregation")
     expect(section).to_contain_text("phase done")
     expect(section).to_contain_text(f"of the own masks of {', '.join(WORKERS)}")

@@ -138,13 +138,13 @@ def store(kind: Kind) -> Store:
     return kind.open()
 
 
-def _put(store: Store, data: bytes = DATA, expected: str | None = None) -> str:
+def _write(store: Store, data: bytes = DATA, expected: str | None = None) -> str:
     with store.writer() as writer:
         writer.write(data)
         return writer.commit(expected)
 
 
-def _break_off(store: Store) -> None:
+def _abort_write(store: Store) -> None:
     with store.writer() as writer:
         writer.write(DATA)
         1 / 0  # noqa: B018
@@ -169,7 +169,7 @@ def _arrived(store: Store) -> bytes:
 @pytest.mark.parametrize("expected", [None, DIGEST])
 def test_a_committed_artifact_is_stored(store: Store, expected: str | None) -> None:
     assert DIGEST not in store
-    assert _put(store, expected=expected) == DIGEST
+    assert _write(store, expected=expected) == DIGEST
     assert DIGEST in store
     assert store.path(DIGEST).read_bytes() == DATA
     assert digest_of(store.path(DIGEST)) == DIGEST
@@ -189,13 +189,13 @@ def test_an_artifact_can_be_written_in_pieces(store: Store) -> None:
 
 def test_an_empty_artifact_can_be_stored(store: Store) -> None:
     empty = hashlib.sha256(b"").hexdigest()
-    assert _put(store, b"") == empty
+    assert _write(store, b"") == empty
     assert store.path(empty).read_bytes() == b""
 
 
 def test_bytes_with_another_digest_than_announced_are_not_stored(store: Store, kind: Kind) -> None:
     with pytest.raises(DigestMismatch, match=f"sha256 {DIGEST}, but the announced one is {NONE}: send them again"):
-        _put(store, expected=NONE)
+        _write(store, expected=NONE)
     with store.writer() as writer:
         writer.write(DATA)
         with pytest.raises(DigestMismatch):
@@ -210,7 +210,7 @@ def test_an_uncommitted_write_leaves_no_files(store: Store, kind: Kind) -> None:
         writer.write(DATA)
         writer.flush()
     with pytest.raises(ZeroDivisionError):
-        _break_off(store)
+        _abort_write(store)
     assert DIGEST not in store
     assert kind.held() == []
 
@@ -227,7 +227,7 @@ def test_a_failed_write_leaves_no_files(store: Store, kind: Kind) -> None:
 
 
 def test_an_artifact_may_be_stored_repeatedly(store: Store, kind: Kind) -> None:
-    assert [_put(store) for _ in range(3)] == [DIGEST] * 3
+    assert [_write(store) for _ in range(3)] == [DIGEST] * 3
     assert len(kind.held()) == 1
 
 
@@ -238,7 +238,7 @@ def test_concurrent_writers_of_one_digest_store_it_once(store: Store, kind: Kind
     def write() -> None:
         start.wait()
         for _ in range(3):
-            digests.append(_put(store))
+            digests.append(_write(store))
             assert store.path(DIGEST).read_bytes() == DATA  # complete at every moment
 
     threads = [threading.Thread(target=write) for _ in range(kind.num_writers)]
@@ -251,15 +251,15 @@ def test_concurrent_writers_of_one_digest_store_it_once(store: Store, kind: Kind
 
 
 def test_an_opened_artifact_can_be_read_after_its_deletion(store: Store) -> None:
-    _put(store)
+    _write(store)
     with store.path(DIGEST).open("rb") as file:
-        _put(store)
+        _write(store)
         store.delete(DIGEST)
         assert file.read() == DATA
 
 
 def test_any_range_can_be_read(store: Store) -> None:
-    _put(store)
+    _write(store)
     assert store.size(DIGEST) == len(DATA)
     for start, stop in ((0, len(DATA)), (0, 1), (6999, 7000), (1000, 1999), (3, 3)):
         assert b"".join(store.read(DIGEST, start, stop)) == DATA[start:stop]
@@ -268,7 +268,7 @@ def test_any_range_can_be_read(store: Store) -> None:
 
 
 def test_an_artifact_whose_bytes_changed_has_another_version(store: Store, kind: Kind) -> None:
-    _put(store)
+    _write(store)
     num_bytes, version = store.version(DIGEST)
     assert (num_bytes, version) == (len(DATA), store.version(DIGEST)[1])
     kind.damage(DIGEST, b"\0" + DATA[1:])
@@ -279,8 +279,8 @@ def test_an_artifact_whose_bytes_changed_has_another_version(store: Store, kind:
 
 
 def test_a_deleted_artifact_is_missing_and_deleting_it_again_is_allowed(store: Store, kind: Kind) -> None:
-    other = _put(store, b"other")
-    _put(store)
+    other = _write(store, b"other")
+    _write(store)
     store.delete(DIGEST)
     assert DIGEST not in store
     with pytest.raises(ArtifactNotFound, match=f"no artifact {DIGEST} is stored"):
@@ -289,7 +289,7 @@ def test_a_deleted_artifact_is_missing_and_deleting_it_again_is_allowed(store: S
     store.delete(NONE)
     assert other in store
     assert len(kind.held()) == 1
-    assert _put(store) == DIGEST
+    assert _write(store) == DIGEST
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_deleted_artifact_is_missing_and_deleting_it_again_is_allowed(store: S
     ],
 )
 def test_a_damaged_artifact_is_set_aside_and_can_be_stored_again(store: Store, kind: Kind, content: bytes) -> None:
-    _put(store)
+    _write(store)
     assert not store.set_aside(DIGEST)
     kind.damage(DIGEST, content)
     assert store.set_aside(DIGEST)
@@ -314,7 +314,7 @@ def test_a_damaged_artifact_is_set_aside_and_can_be_stored_again(store: Store, k
     assert held.endswith(f"damaged/{DIGEST}")
     with pytest.raises(ArtifactNotFound):
         store.path(DIGEST)
-    _put(store)
+    _write(store)
     assert not store.set_aside(DIGEST)
     assert store.path(DIGEST).read_bytes() == DATA
     kind.damage(DIGEST, content)  # it can be set aside a second time
@@ -337,9 +337,9 @@ def test_the_place_of_an_artifact_is_derived_from_its_digest(store: Store) -> No
 
 def test_missing_folders_are_created_again(store: Store, kind: Kind) -> None:
     """A backup is restored without `incoming`, and a local copy of a bucket may be emptied at any time."""
-    _put(store)
+    _write(store)
     kind.empty()
-    assert _put(store) == DIGEST
+    assert _write(store) == DIGEST
     assert store.path(DIGEST).read_bytes() == DATA
     kind.empty()
     assert store.drop_abandoned(60) == []
@@ -357,19 +357,19 @@ def test_invalid_digests_are_refused(store: Store, kind: Kind, tmp_path: Path) -
         with pytest.raises(ArtifactNotFound, match="is not a sha256"):
             store.delete(trick)
         with pytest.raises(DigestMismatch):
-            _put(store, expected=trick)
+            _write(store, expected=trick)
     assert kind.held() == []
 
 
 def test_a_stored_artifact_survives_a_restart(store: Store, kind: Kind) -> None:
-    _put(store)
+    _write(store)
     assert kind.open().path(DIGEST).read_bytes() == DATA
 
 
 def test_all_stored_artifacts_are_listed(store: Store, kind: Kind) -> None:
     assert list(store.files()) == []
-    _put(store)
-    _put(store, b"more")
+    _write(store)
+    _write(store, b"more")
     kind.add(f"{DIGEST[:2]}/{DIGEST[2:4]}/README")
     kind.backdate(DIGEST, 24 * 3600)
     with store.writer() as writer:

@@ -32,7 +32,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, JobState, Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl.simulation import Result, simulate
-from support.up import FEDSSL, Up
+from support.running_command import FEDSSL, RunningCommand
 from support.weights import distance
 
 pytestmark = pytest.mark.timeout(900)
@@ -97,9 +97,9 @@ SCORE_TOLERANCE = 0.062
 class Running:
     """The federation as its operator sees it, and its files."""
 
-    def __init__(self, folder: Path, up: Up, device: str) -> None:
+    def __init__(self, folder: Path, up: RunningCommand, device: str) -> None:
         self.device = device
-        introduced = up.introduction()
+        introduced = up.ready_document()
         self.folder = folder
         self.up = up
         token = Path(introduced["token_file"]).read_text(encoding="ascii").strip()
@@ -159,7 +159,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
     folder = tmp_path_factory.mktemp("demonstration")
     device: str = pytestconfig.getoption("--device")
     options = ["--data", DATA, "--clients", "4", "--alpha", "0.5", "--max-images", "4000", "--device", device]
-    up = Up(folder, "up", "--port", "0", *options, "--encoder", OWN_ENCODER, "--format", "json")
+    up = RunningCommand(folder, "up", "--port", "0", *options, "--encoder", OWN_ENCODER, "--format", "json")
     try:
         running = Running(folder, up, device)
         # They are registered under the name by which a simulation finds the same images.

@@ -55,7 +55,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def here(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty working folder that links to the federation, as if a reader had started it there."""
     for name in [name for name in os.environ if name.startswith("FEDSSL_")]:
         monkeypatch.delenv(name)
@@ -66,7 +66,7 @@ def here(federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.mark.full
-def test_the_notebook_runs_and_trains_a_good_encoder(here: Path) -> None:
+def test_the_notebook_runs_and_trains_a_good_encoder(working_folder: Path) -> None:
     notebook = DOCS / "notebooks" / "first-run.ipynb"
     assert " ".join(UP) in notebook.read_text()
     matplotlib.use("Agg")
@@ -190,15 +190,15 @@ def check_classified(printed: str) -> None:
             assert line[name] == pytest.approx(float(row[f"p_{name}"]), abs=1e-5)
 
 
-def test_the_commands_of_the_pages_succeed(federation: Path, here: Path) -> None:
+def test_the_commands_of_the_pages_succeed(federation: Path, working_folder: Path) -> None:
     for number in range(40):
-        path = here / "images" / "ab"[number % 2] / f"{number}.png"
+        path = working_folder / "images" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((16, 16), 40 + number).save(path)
-    write_labs(here)
-    shutil.copy(federation / ".fedssl" / "tokens" / "operator", here / "operator-token")
-    save_file(import_torchvision().models.resnet18(weights=None).state_dict(), here / "resnet18.safetensors")
-    (here / "run.toml").write_text(RUN_FROM_WEIGHTS)
+    write_labs(working_folder)
+    shutil.copy(federation / ".fedssl" / "tokens" / "operator", working_folder / "operator-token")
+    save_file(import_torchvision().models.resnet18(weights=None).state_dict(), working_folder / "resnet18.safetensors")
+    (working_folder / "run.toml").write_text(RUN_FROM_WEIGHTS)
     with connect(federation / ".fedssl") as client:
         url = client.url
     stands_for = {"https://fedssl.example.org": url, "PID": worker_of(federation, "client-0")}

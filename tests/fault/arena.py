@@ -14,7 +14,7 @@ import redis
 
 from fault import specs
 from fault.injected import Injected
-from fault.patience import patient
+from fault.patience import scaled_timeout
 from fault.proxy import Proxy
 from fedssl.client import ClientError
 from fedssl.data import ImageData
@@ -260,7 +260,7 @@ class Arena(Federation):
         return self.wait_for(patiently, what, seconds)
 
     def wait_for(self, look: Callable[[], T | None], what: str, seconds: float = 90) -> T:
-        return super().wait_for(look, what, patient(seconds))
+        return super().wait_for(look, what, scaled_timeout(seconds))
 
     def _where(self, run_id: UUID) -> str:
         with suppress(ClientError, psycopg.Error):

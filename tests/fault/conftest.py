@@ -39,7 +39,7 @@ def injected(pytestconfig: pytest.Config) -> Injected:
 
 
 @pytest.fixture(autouse=True)
-def of_its_class(injected: Injected, request: pytest.FixtureRequest) -> None:
+def fault_class(injected: Injected, request: pytest.FixtureRequest) -> None:
     """Count the test's faults in the class of its module."""
     name = request.module.__name__.rpartition(".")[2].removeprefix("fault_").removeprefix("test_")
     injected.begin(getattr(request.module, "FAULT_CLASS", name.replace("_", " ")))
@@ -71,7 +71,7 @@ def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(autouse=True)
-def healed(arena: Arena) -> Iterator[None]:
+def all_services_running(arena: Arena) -> Iterator[None]:
     """Restart everything that an earlier test has left dead.
 
     After the test, the events of every run, even of an unfinished one, must be a path of the state machines.

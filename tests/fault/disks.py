@@ -27,7 +27,7 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def full(folder: Path) -> Iterator[None]:
+def filled_disk(folder: Path) -> Iterator[None]:
     """Fill the disk during the block."""
     ballast = folder / "ballast"
     try:

@@ -13,7 +13,7 @@ import pytest
 from fault import audit, specs
 from fault.arena import Arena
 from fault.injected import Injected
-from fault.patience import patient
+from fault.patience import scaled_timeout
 from fedssl_local.server import choose_port
 
 FAULT_CLASS = "connection exhaustion"
@@ -100,7 +100,7 @@ def test_a_run_completes_while_other_connections_are_held_open(
             began = time.monotonic()
             for path in ("healthz", "readyz"):
                 assert httpx.get(f"http://127.0.0.1:{health_port}/{path}", trust_env=False).status_code == 200
-            assert time.monotonic() - began < patient(5)
+            assert time.monotonic() - began < scaled_timeout(5)
             time.sleep(0.1)
         audit.completed(arena, run_id, spec)
 

@@ -9,7 +9,7 @@ import pytest
 
 from fault import audit, specs
 from fault.arena import Arena
-from fault.disks import full, small_disk, unable_to_write
+from fault.disks import filled_disk, small_disk, unable_to_write
 from fault.injected import Injected
 from fault.points import Round, aggregator_waits, until_open
 
@@ -41,7 +41,7 @@ class Disks:
         arena.injected.note("full disk", names[0], "for seconds")
         with ExitStack() as stack:
             if self._are_mounted:
-                stack.enter_context(full(folder))
+                stack.enter_context(filled_disk(folder))
             else:
                 for name in names:
                     stack.enter_context(unable_to_write(arena.pid(name), arena.folder / f"{name}.log"))

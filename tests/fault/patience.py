@@ -5,6 +5,6 @@ import os
 _FACTOR = float(os.environ.get("FEDSSL_FAULT_PATIENCE", "1"))
 
 
-def patient(seconds: float) -> float:
+def scaled_timeout(seconds: float) -> float:
     """Return how long to wait for something that takes at most `seconds` on two idle cores."""
     return seconds * _FACTOR

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fault.arena import POSTGRES, VALKEY, Arena
 from fault.gates import artifacts_held, commits_held, jobs_held
-from fault.patience import patient
+from fault.patience import scaled_timeout
 from fault.proxy import Held
 
 UPLOAD = "^(PUT /v1/artifacts/|POST /v1/work/deliver)"
@@ -126,7 +126,7 @@ def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
     Writing takes milliseconds. A kill that comes too late counts as one after the promotion.
     """
     run = arena.state(victim) / "runs" / str(at.run_id)
-    end = time.monotonic() + patient(_SPIN_SECONDS)
+    end = time.monotonic() + scaled_timeout(_SPIN_SECONDS)
     while not any(run.glob("incoming-*")) and not any(run.glob(f"{at.number:06d}-*")):
         assert time.monotonic() < end, f"{victim} wrote no state\n{arena.logs()}"
     arena.kill(victim)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fault.injected import Injected
-from fault.patience import patient
+from fault.patience import scaled_timeout
 from support.listening import Listener
 
 Action = Literal[
@@ -55,7 +55,7 @@ class Held:
     _go_on: threading.Event = field(default_factory=threading.Event)
 
     def wait_until_there(self) -> None:
-        assert self._is_there.wait(patient(60)), "no such request came"
+        assert self._is_there.wait(scaled_timeout(60)), "no such request came"
 
     def release(self) -> None:
         self._go_on.set()

@@ -11,7 +11,7 @@ from fedssl.engine import release_trainer
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from support.combinations import ALL_COMBINATIONS, FEATURES
 from support.methods import WITHOUT_LOSS
-from support.one_client import draw_on_the_cpu, two_rounds_of_one
+from support.one_client import two_rounds_of_one, use_cpu_generators
 from support.several_devices import assert_close, distance
 from support.two_rounds import LEARNING_RATE, two_rounds_spec
 
@@ -22,7 +22,7 @@ BF16_DISTANCE = 0.31
 
 @pytest.mark.parametrize("name", [*ALL_COMBINATIONS, *sorted(WITHOUT_LOSS), *FEATURES])
 def test_rounds_equal_the_cpus_up_to_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_on_the_cpu(monkeypatch)
+    use_cpu_generators(monkeypatch)
     spec = two_rounds_spec(name, gpu_steps="eager")
     expected = two_rounds_of_one(spec)
     release_trainer()
@@ -32,7 +32,7 @@ def test_rounds_equal_the_cpus_up_to_rounding(name: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ALL_COMBINATIONS)
 def test_a_step_in_bf16_is_close_to_one_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_on_the_cpu(monkeypatch)
+    use_cpu_generators(monkeypatch)
     exact = two_rounds_spec(name, gpu_steps="eager", name="sgd", learning_rate=LEARNING_RATE)  # moves by the gradient
     training = exact.training.model_copy(update={"batch_size": 256})  # one step per round: only its gradient counts
     exact = exact.model_copy(update={"training": training})

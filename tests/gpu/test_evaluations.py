@@ -22,7 +22,7 @@ from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from support.methods import context, method_spec
-from support.one_client import draw_on_the_cpu
+from support.one_client import use_cpu_generators
 from support.rounds import MemoryCheckpoint, local_round, start
 
 DEVICE = "cuda"
@@ -143,7 +143,7 @@ def _there(spec: RunSpec, device: str) -> Context:
 
 
 def test_flesds_distillation_gives_the_cpus_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_on_the_cpu(monkeypatch)
+    use_cpu_generators(monkeypatch)
     spec, update = _distilling("sgd")
     first = start(spec)
     on_cpu, on_gpu = (

@@ -18,7 +18,7 @@ from fedssl.embeddings.index_file import read_index
 from fedssl.embeddings.similarity import find_duplicates, find_outliers
 from fedssl.embeddings.sources import open_source
 from fedssl.protocol.data import DataConfig
-from support.pulled import small_model
+from support.encoder_folders import make_small_model
 
 DEVICE = "cuda"
 DATA = DataConfig(channels=3, image_size=16, cache_size=24)
@@ -59,7 +59,7 @@ def test_views_of_cached_images_equal_the_cpus(folder: Path, tmp_path: Path, mon
 
 
 def test_files_are_embedded_and_classified_as_on_the_cpu(folder: Path, tmp_path: Path) -> None:
-    small_model(tmp_path / "run")
+    make_small_model(tmp_path / "run")
     found = []
     for number, device in enumerate(("cpu", DEVICE)):
         model, out = load_model(tmp_path / "run"), tmp_path / f"{number}.npz"

@@ -10,7 +10,7 @@ from fedssl.data.image_cache.images import ImageBatch
 from fedssl.engine import recorded_views
 from fedssl.engine.cuda_graphs import on_own_stream
 from fedssl.engine.recorded_views import RecordedViews
-from support.views_twice import DATA, assert_equal_views
+from support.recorded_views import DATA, assert_equal_views
 
 
 @pytest.mark.parametrize("name", DATA)

@@ -20,11 +20,11 @@ from support.waiting import wait_until
 from unit.worker.conftest import (  # noqa: F401 - fixtures
     CLIENT,
     QUICK,
-    Setting,
+    WorkerHarness,
     coordinator,
+    harness,
     images,
     make_spec,
-    setting,
     write_images,
 )
 from unit.worker.coordinator import TOKEN, FakeCoordinator
@@ -35,10 +35,10 @@ LARGE = {"model": {"encoder": {"name": "resnet50"}}, "training": {"batch_size": 
 
 
 @pytest.fixture
-def on_gpu(setting: Setting, tmp_path: Path) -> Setting:  # noqa: F811
+def on_gpu(harness: WorkerHarness, tmp_path: Path) -> WorkerHarness:  # noqa: F811
     """Return a worker whose images are on the GPU."""
     own = OwnImages(str(write_images(tmp_path / "gpu.npz")), torch.device(DEVICE))
-    return dataclasses.replace(setting, images=own, device=torch.device(DEVICE))
+    return dataclasses.replace(harness, images=own, device=torch.device(DEVICE))
 
 
 def _limit(num_bytes: float) -> None:
@@ -57,7 +57,7 @@ def without_limit() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_limit")
-def test_work_that_runs_out_of_memory_is_declined_and_the_next_round_succeeds(on_gpu: Setting) -> None:
+def test_work_that_runs_out_of_memory_is_declined_and_the_next_round_succeeds(on_gpu: WorkerHarness) -> None:
     agent, before = on_gpu.restart(), torch.cuda.memory_reserved()
     _limit(before + 300e6)
     on_gpu.offer(make_spec(**LARGE), 1)
@@ -75,7 +75,7 @@ def test_work_that_runs_out_of_memory_is_declined_and_the_next_round_succeeds(on
 
 @pytest.mark.usefixtures("without_limit")
 def test_work_that_runs_out_of_memory_while_recording_is_declined(
-    on_gpu: Setting, monkeypatch: pytest.MonkeyPatch
+    on_gpu: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec(training={"batch_size": 4, "gpu_steps": "recorded"})
     agent, original = on_gpu.restart(), cuda_graphs._Capture
@@ -115,13 +115,13 @@ app(sys.argv[1:], prog_name="fedssl-worker")
 """
 
 
-def _worker(setting: Setting, folder: Path, code: str | None = None) -> subprocess.Popen[str]:  # noqa: F811
+def _worker(harness: WorkerHarness, folder: Path, code: str | None = None) -> subprocess.Popen[str]:  # noqa: F811
     folder.mkdir()
     write_images(folder / "own.npz")
     (folder / "token").write_text(TOKEN + "\n")
     (folder / "token").chmod(0o600)
     options = {
-        "coordinator": setting.coordinator.url,
+        "coordinator": harness.coordinator.url,
         "data": folder / "own.npz",
         "state": folder / "state",
         "token-file": folder / "token",
@@ -134,15 +134,15 @@ def _worker(setting: Setting, folder: Path, code: str | None = None) -> subproce
     )
 
 
-def test_a_worker_whose_gpu_fails_declines_the_work_and_ends(setting: Setting) -> None:  # noqa: F811
-    setting.offer(make_spec(), 1)
-    process = _worker(setting, setting.folder / "worker", _LOSES_ITS_GPU)
+def test_a_worker_whose_gpu_fails_declines_the_work_and_ends(harness: WorkerHarness) -> None:  # noqa: F811
+    harness.offer(make_spec(), 1)
+    process = _worker(harness, harness.folder / "worker", _LOSES_ITS_GPU)
     try:
         output, _ = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 1, output
-    [declined] = setting.coordinator.declined
+    [declined] = harness.coordinator.declined
     assert declined.reason == "the worker lost its GPU, and ends (AcceleratorError): see its log"
     assert '"event": "device.lost"' in output
     assert "device-side assert triggered" in output
@@ -150,27 +150,27 @@ def test_a_worker_whose_gpu_fails_declines_the_work_and_ends(setting: Setting) -
 
 
 def test_a_worker_without_its_gpu_ends_at_once(
-    setting: Setting,  # noqa: F811
+    harness: WorkerHarness,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    process = _worker(setting, setting.folder / "worker")
+    process = _worker(harness, harness.folder / "worker")
     try:
         output, _ = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 2
     assert f"this machine has no device {DEVICE}: use --device auto, or check the driver" in output
-    assert setting.coordinator.calls == []
+    assert harness.coordinator.calls == []
 
 
-def test_two_workers_on_one_gpu_train_the_same_bits_as_one_after_another(setting: Setting) -> None:  # noqa: F811
+def test_two_workers_on_one_gpu_train_the_same_bits_as_one_after_another(harness: WorkerHarness) -> None:  # noqa: F811
     spec = make_spec(training={"batch_size": 8, "local_epochs": 60, "gpu_steps": "recorded", "deterministic": True})
     with FakeCoordinator(CLIENT) as second, WorkerClient(second.url, TOKEN, retry=QUICK) as client:
         threading.Thread(target=second.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        other = dataclasses.replace(setting, coordinator=second, client=client)
-        both = (setting, other)
-        processes = [_worker(each, setting.folder / name) for each, name in zip(both, "ab", strict=True)]
+        other = dataclasses.replace(harness, coordinator=second, client=client)
+        both = (harness, other)
+        processes = [_worker(each, harness.folder / name) for each, name in zip(both, "ab", strict=True)]
         try:
             wait_until(lambda: all(each.coordinator.introductions for each in both), 100)
             for each in both:

@@ -10,7 +10,7 @@ from support.tables import Tables
 
 
 @pytest.fixture(scope="module")
-def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+def shared_coordinator(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     """Yield one coordinator for all tests of a module, for requests that are refused and therefore change nothing."""
     store = tmp_path_factory.mktemp("standing") / "store"
     with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
@@ -18,14 +18,14 @@ def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="module")
-def tables(standing: Coordinator) -> Iterator[Tables]:
+def tables(shared_coordinator: Coordinator) -> Iterator[Tables]:
     """Yield access to the tables of the module's coordinator."""
-    with Tables(standing.database_url) as looking:
+    with Tables(shared_coordinator.database_url) as looking:
         yield looking
 
 
 @pytest.fixture
-def coordinator(standing: Coordinator, tables: Tables) -> Coordinator:
+def coordinator(shared_coordinator: Coordinator, tables: Tables) -> Coordinator:
     """Return the module's coordinator, which holds only the tokens that it began with."""
-    standing.empty(tables)
-    return standing
+    shared_coordinator.empty(tables)
+    return shared_coordinator

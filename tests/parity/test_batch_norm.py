@@ -13,7 +13,7 @@ from fedssl.protocol.states import RunState
 from fedssl.protocol.views import RunView
 from fedssl.run_files import CARD
 from fedssl.simulation import simulate
-from support.deployed import assert_planned_size, assert_same_bits, updates_of
+from support.deployed import assert_planned_size, assert_same_bits, download_updates
 from support.methods import method_spec
 from support.processes import federation
 from support.servers import Servers
@@ -57,7 +57,7 @@ def test_sites_keep_their_batch_norm_over_a_continuation_and_evaluate_with_it(se
         running.start(killed, FEDSSL_WORKER_LABELS="own")
         running.client.continue_run(run.id, 3)
         done = running.wait_for(finished, "the end of the third round", 100)
-        updates = updates_of(running, done, tmp_path)
+        updates = download_updates(running, done, tmp_path)
         running.client.pull(done.id, tmp_path / "pulled")
         stored = tables.query("SELECT round_number, client_id, counts FROM site_evaluations WHERE counts IS NOT NULL")
     assert_same_bits(tmp_path / "pulled" / "model.safetensors", simulated.model)

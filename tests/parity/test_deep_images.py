@@ -22,7 +22,7 @@ from fedssl.data.image_cache import load_cached
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState, Outcome
 from fedssl.simulation import simulate
-from support.deployed import assert_simulated, ended, trained
+from support.deployed import assert_simulated, wait_until_completed, wait_until_ended
 from support.dicom_files import write_dicom
 from support.methods import method_spec
 from support.processes import Federation, federation
@@ -95,7 +95,7 @@ def running(
 def _assert_simulated(running: Federation, spec: RunSpec, clients: Mapping[str, Any]) -> None:
     """Assert that the run of a spec has the bits of its simulation with the same images."""
     simulated = simulate(spec, clients).model
-    done = trained(running, running.client.create_run(spec).id, 100)
+    done = wait_until_completed(running, running.client.create_run(spec).id, 100)
     assert_simulated(running, done.id, simulated)
 
 
@@ -143,7 +143,7 @@ def test_a_run_without_a_window_shows_why_workers_declined(running: Federation) 
         return reasons if len(reasons) == len(SUFFIXES) else None
 
     reasons = running.wait_for(declined, "all assignments declined", 60)
-    assert ended(running, run.id, 100).outcome is Outcome.FAILED
+    assert wait_until_ended(running, run.id, 100).outcome is Outcome.FAILED
     words = "more than 8 bits per value: set [data.window] in the run's spec"
     assert all(words in reason for reason in reasons), reasons
 

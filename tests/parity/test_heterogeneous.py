@@ -13,7 +13,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState
 from fedssl.simulation import simulate
-from support.deployed import assert_simulated, trained
+from support.deployed import assert_simulated, wait_until_completed
 from support.methods import CONFIGS, PUBLIC, method_spec, shards
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -75,7 +75,7 @@ def test_a_run_with_an_encoder_that_a_worker_declared_equals_its_simulation(runn
     running.start(VICTIM, FEDSSL_WORKER_ENCODER=DECLARATION)
     simulated = simulate(run.spec, running.clients)
     assert simulated.client_states[VICTIM]["encoder.blocks.2.conv.weight"].shape == (24, 12, 3, 3)
-    trained(running, run.id)
+    wait_until_completed(running, run.id)
     assert_simulated(running, run.id, simulated.model)
 
 
@@ -84,7 +84,7 @@ def test_a_run_with_centers_and_its_metric_of_used_centers_equal_their_simulatio
     spec = method_spec("fedrlc", num_rounds=3, cohort={"clients": CLIENTS, "min_clients": 3})
     run = running.client.create_run(spec)
     simulated = simulate(spec, running.clients)
-    trained(running, run.id)
+    wait_until_completed(running, run.id)
     assert_simulated(running, run.id, simulated.model)
     found = {
         (metric.round_number, metric.client_id): metric.value

@@ -9,7 +9,7 @@ from fedssl.client.model_card import CARD
 from fedssl.models import load_encoder, merged
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.deployed import assert_planned_size, assert_same_bits, completed, updates_of
+from support.deployed import assert_planned_size, assert_same_bits, download_updates, train_to_end
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -30,8 +30,8 @@ def test_a_run_of_adapters_equals_its_simulation_and_sends_only_them(servers: Se
         servers.database() as database,
         federation(database, servers.redis_url, tmp_path / "run", clients) as running,
     ):
-        done = completed(running, spec, clients, 150)
-        updates = updates_of(running, done, tmp_path)
+        done = train_to_end(running, spec, clients, 150)
+        updates = download_updates(running, done, tmp_path)
         running.client.pull(done.id, tmp_path / "pulled")
     assert_same_bits(tmp_path / "pulled" / "model.safetensors", simulated.model)
     assert len(updates) == 6

@@ -7,7 +7,7 @@ import pytest
 from fedssl.data.partitioning import partition_dataset
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.deployed import assert_simulated, completed
+from support.deployed import assert_simulated, train_to_end
 from support.object_store import ObjectStore
 from support.processes import federation
 from support.servers import Servers
@@ -44,7 +44,7 @@ def test_a_run_with_an_object_store_equals_its_simulation(
         servers.database() as database,
         federation(database, servers.redis_url, tmp_path, shards, **settings) as running,
     ):
-        run = completed(running, SPEC, shards, 150)
+        run = train_to_end(running, SPEC, shards, 150)
         assert_simulated(running, run.id, simulated)
     assert not (tmp_path / "store").exists()
     assert object_store.objects(bucket)

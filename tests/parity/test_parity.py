@@ -15,7 +15,7 @@ from fedssl.protocol.measures import MEASURES
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import AssignmentState
 from fedssl.simulation import simulate
-from support.deployed import assert_simulated, trained
+from support.deployed import assert_simulated, wait_until_completed
 from support.methods import TRAINED_METHODS, method_spec, methods_of_this_run
 from support.methods import shards as digits
 from support.processes import Federation, federation
@@ -111,7 +111,7 @@ def test_a_run_with_a_killed_worker_and_another_order_of_arrival_equals_its_simu
         running.wait_for(in_mid_training, f"{victim} training in round 2")
         running.kill(victim, signal.SIGKILL)
         running.start(victim)
-        done = trained(running, run.id)
+        done = wait_until_completed(running, run.id)
         assert_simulated(running, run.id, simulated.model)
         kinds = [event.message for event in running.client.event_log(run.id) if event.client_id == victim]
         assert any("has resumed the assignment" in message for message in kinds), kinds
@@ -137,7 +137,7 @@ def test_a_run_of_every_method_equals_its_simulation(name: str, three_workers: F
     spec = method_spec(name, cohort={"min_clients": 3, "clients": sorted(three_workers.clients)})
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    trained(three_workers, run.id)
+    wait_until_completed(three_workers, run.id)
     assert_simulated(three_workers, run.id, simulated.model)
 
 
@@ -161,7 +161,7 @@ def test_a_run_with_options_of_local_training_equals_its_simulation(
     spec = method_spec(method["name"], method=method, cohort=cohort, training=settings, num_rounds=3, **more)
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    trained(three_workers, run.id)
+    wait_until_completed(three_workers, run.id)
     assert_simulated(three_workers, run.id, simulated.model)
 
 
@@ -194,7 +194,7 @@ def test_a_run_with_a_variant_or_a_robust_reducer_equals_its_simulation(
     spec = method_spec(method["name"], method=method, cohort=cohort, **more)
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    trained(three_workers, run.id)
+    wait_until_completed(three_workers, run.id)
     assert_simulated(three_workers, run.id, simulated.model)
 
 
@@ -218,7 +218,7 @@ def test_a_run_with_multi_krum_equals_its_simulation(servers: Servers, tmp_path:
         run = running.client.create_run(spec)
         for name in shards:
             running.start(name)
-        trained(running, run.id)
+        wait_until_completed(running, run.id)
         assert_simulated(running, run.id, simulated.model)
 
 
@@ -229,7 +229,7 @@ def test_a_run_of_every_method_in_fixed_point_equals_its_simulation(name: str, t
     spec = method_spec(name, cohort=cohort, aggregation={"arithmetic": "fixed"})
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
-    trained(three_workers, run.id)
+    wait_until_completed(three_workers, run.id)
     assert_simulated(three_workers, run.id, simulated.model)
 
 
@@ -244,7 +244,7 @@ def test_a_run_with_a_maximum_update_norm_equals_its_simulation(action: str, thr
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
     assert any(not torch.equal(simulated.model[name], free.model[name]) for name in free.model)
-    done = trained(three_workers, run.id)
+    done = wait_until_completed(three_workers, run.id)
     assert_simulated(three_workers, run.id, simulated.model)
     told = {
         (metric.round_number, str(metric.client_id)): metric.value
@@ -269,7 +269,7 @@ def test_a_run_with_bounded_shares_and_rejected_updates_equals_its_simulation(th
     run = three_workers.client.create_run(spec)
     simulated = simulate(spec, three_workers.clients)
     assert any(record.rejected for record in simulated.history)
-    done = trained(three_workers, run.id)
+    done = wait_until_completed(three_workers, run.id)
     assert_simulated(three_workers, run.id, simulated.model)
     for name in MEASURES:
         measured = {(m.round_number, str(m.client_id)): m.value for m in three_workers.client.metrics(done.id, name)}

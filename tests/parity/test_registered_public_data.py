@@ -7,7 +7,7 @@ import torch
 
 from fedssl.simulation import simulate
 from support.data_sets import digits_file
-from support.deployed import assert_simulated, trained
+from support.deployed import assert_simulated, wait_until_completed
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -35,7 +35,7 @@ def test_flesd_with_registered_images_equals_its_simulation(servers: Servers, tm
             created = running.client.create_run(spec)
             assert created.spec.public_data is not None
             assert created.spec.public_data.digest == digest
-            trained(running, created.id, 100)
+            wait_until_completed(running, created.id, 100)
             assert_simulated(running, created.id, simulated)
             fetched.append(caches[0].stat().st_ino)
             assert all(cache.read_bytes() == source.read_bytes() for cache in caches)

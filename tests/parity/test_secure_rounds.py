@@ -9,7 +9,7 @@ import pytest
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.deployed import assert_simulated, trained
+from support.deployed import assert_simulated, wait_until_completed
 from support.methods import ALL_METHODS, method_spec, shards
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -61,7 +61,7 @@ def _begin(running: Federation, spec: RunSpec, *, kills: bool = False) -> UUID:
 
 def _completed(running: Federation, run_id: UUID) -> None:
     """Wait until a run has been trained, with the updates of all clients in each round."""
-    done = trained(running, run_id, 90)
+    done = wait_until_completed(running, run_id, 90)
     assert [view.verdict for view in running.client.rounds(run_id)] == ["aggregated"] * done.num_rounds
 
 

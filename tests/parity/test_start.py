@@ -8,7 +8,7 @@ import torch
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
-from support.deployed import assert_same_bits, completed
+from support.deployed import assert_same_bits, train_to_end
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -33,7 +33,7 @@ def test_a_run_from_registered_weights_equals_its_simulation(servers: Servers, t
         federation(database, servers.redis_url, tmp_path / "run", clients) as running,
     ):
         digest = running.client.add_weights("start", file).digest
-        done = completed(running, RunSpec.model_validate(values), clients, 100)
+        done = train_to_end(running, RunSpec.model_validate(values), clients, 100)
         running.client.download_model(done.id, tmp_path / "model.safetensors")
     assert simulated.spec.model.initial is not None
     assert done.spec.model.initial is not None

@@ -10,7 +10,7 @@ from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import CARD
 from fedssl.simulation import simulate
-from support.deployed import assert_planned_size, assert_same_bits, completed, updates_of
+from support.deployed import assert_planned_size, assert_same_bits, download_updates, train_to_end
 from support.methods import method_spec, shards
 from support.processes import federation
 from support.servers import Servers
@@ -35,8 +35,8 @@ def test_a_partly_frozen_run_equals_its_simulation_and_sends_less(servers: Serve
         federation(database, servers.redis_url, tmp_path / "run", clients) as running,
     ):
         running.client.add_weights("start", file)
-        done = completed(running, RunSpec.model_validate(values), clients, 100)
-        updates = updates_of(running, done, tmp_path)
+        done = train_to_end(running, RunSpec.model_validate(values), clients, 100)
+        updates = download_updates(running, done, tmp_path)
         running.client.pull(done.id, tmp_path / "pulled")
     assert_same_bits(tmp_path / "pulled" / "model.safetensors", simulated.model)
     assert len(updates) == 6

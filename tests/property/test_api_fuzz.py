@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.work import DELIVERY_HEADER
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.openapi import Operation, api_document, operations
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 
@@ -42,14 +42,14 @@ odd_json = st.recursive(
 class World:
     """Objects that exist, so that requests pass the first checks."""
 
-    def __init__(self, coordinator: Coordinator, cast: Cast) -> None:
+    def __init__(self, coordinator: Coordinator, scenario: Scenario) -> None:
         self.coordinator = coordinator
         self.ids: dict[str, list[str]] = {
-            "run_id": [str(cast.id)],
+            "run_id": [str(scenario.id)],
             "token_id": [str(coordinator.client.create_token("operator").id)],
             "client_id": ["b"],  # `a` is needed: a revoked client gets no more work
-            "digest": [str(cast.run.model), str(cast.run.initial_model)],
-            "assignment": [str(cast.item("a").assignment_id)],
+            "digest": [str(scenario.run.model), str(scenario.run.initial_model)],
+            "assignment": [str(scenario.item("a").assignment_id)],
             "name": ["fedsimclr"],
             "Tus-Resumable": ["1.0.0"],
             "Upload-Length": ["1000"],
@@ -104,14 +104,14 @@ def world(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         Coordinator(url, servers.redis_url, folder / "store", FEDSSL_CLAIM_WAIT_SECONDS="0") as running,
         Tables(url) as tables,
     ):
-        cast = Cast(running, tables, folder, "ab", num_rounds=2)
-        cast.work("a", value=1.0)
-        cast.work("b", value=2.0)
-        cast.advance()
-        cast.claim("a")
+        scenario = Scenario(running, tables, folder, "ab", num_rounds=2)
+        scenario.work("a", value=1.0)
+        scenario.work("b", value=2.0)
+        scenario.advance()
+        scenario.claim("a")
         # The run is finished, because otherwise its event stream would never end.
-        running.client.stop(cast.id)
-        yield World(running, cast)
+        running.client.stop(scenario.id)
+        yield World(running, scenario)
 
 
 def _mutated(draw: st.DrawFn, value: Any) -> Any:

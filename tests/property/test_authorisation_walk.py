@@ -22,15 +22,15 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.secure_work import SECURE_PROTOCOL
 from fedssl.protocol.tokens import Role
 from fedssl.protocol.work import DELIVERY_HEADER
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.data_sets import labelled_bytes, public_bytes, written
+from support.data_sets import labelled_bytes, public_bytes, write_file
+from support.evaluated_runs import add_embedding_map
 from support.federation import deliver, tiny_spec
 from support.fuzzing import examples
-from support.judged import add_embedding_map
 from support.openapi import OPEN, api_document, operations
+from support.scenario import Scenario
 from support.servers import Servers
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.weights import encoder_file
 
 OPERATIONS = {str(operation): operation for operation in operations(api_document())}
@@ -230,29 +230,29 @@ class World:
             deliver(gone, item, folder, 1.0)
             coordinator.advance(deleted)
             admin.delete_run(deleted)
-        self.cast = Cast(coordinator, tables, folder, "ab", num_rounds=3)
-        self.cast.work("a", value=1.0)
-        self.cast.work("b", value=2.0)
-        self.cast.advance()
-        self.cast.claim("a")
-        admin.add_public_dataset("scans", written(folder, public_bytes()))
-        admin.add_evaluation_dataset("scans", written(folder, labelled_bytes()))
+        self.scenario = Scenario(coordinator, tables, folder, "ab", num_rounds=3)
+        self.scenario.work("a", value=1.0)
+        self.scenario.work("b", value=2.0)
+        self.scenario.advance()
+        self.scenario.claim("a")
+        admin.add_public_dataset("scans", write_file(folder, public_bytes()))
+        admin.add_evaluation_dataset("scans", write_file(folder, labelled_bytes()))
         admin.add_weights("scans", encoder_file(folder))
         # With the same seed, its first broadcast would be that of `a` and `b` in round 1.
-        other = Cast(coordinator, tables, folder, "c", num_rounds=3, seed=1)
+        other = Scenario(coordinator, tables, folder, "c", num_rounds=3, seed=1)
         other.claim("c")
         evaluation_id, job_id = uuid4(), uuid4()
-        add_embedding_map(tables, self.cast.id, evaluation_id)
+        add_embedding_map(tables, self.scenario.id, evaluation_id)
         tables.execute("INSERT INTO distillation_jobs (id, run_id, round_number, state, num_epochs, finished_at) "
-                       "VALUES (%s, %s, 1, 'completed', 1, now())", job_id, self.cast.id)  # fmt: skip
+                       "VALUES (%s, %s, 1, 'completed', 1, now())", job_id, self.scenario.id)  # fmt: skip
         destination = admin.create_notification_destination("webhook", "https://hooks.example.org/")
         leaver = admin.create_token("worker", "leaver")
         self.worker_token = coordinator.worker_token("a")
         self.real: Ids = {
-            "run_id": str(self.cast.id),
+            "run_id": str(self.scenario.id),
             "deleted": str(deleted),
-            "assignment": str(self.cast.item("a").assignment_id),
-            "digest": str(self.cast.item("a").broadcast),
+            "assignment": str(self.scenario.item("a").assignment_id),
+            "digest": str(self.scenario.item("a").broadcast),
             "client_id": "leaver",
             "token_id": str(leaver.id),
             "name": "scans",
@@ -408,7 +408,7 @@ def test_every_operation_has_a_row_with_the_roles_that_it_documents() -> None:
 def test_callers_without_permission_learn_and_change_nothing(world: World) -> None:
     """An object that the caller may not see is answered like one that does not exist."""
     some = [caller for caller in world.callers if caller.role or caller.name in SOME_INVALID or examples(1) > 1]
-    with Onlooker(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
+    with ChangeWatcher(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
         for name, row in TABLE.items():
             for caller in some:
                 answers = {
@@ -437,7 +437,7 @@ def test_random_calls_without_permission_get_the_answers_of_the_table(world: Wor
     """The calls must not change anything."""
     drawn = random.Random(7)
     pools = {name: [world.real[name], world.others[name], world.nothing[name]] for name in world.real}
-    with Onlooker(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
+    with ChangeWatcher(world.tables, world.coordinator.store).nothing_changes(), world.coordinator.bare_http() as http:
         for _ in range(examples(60)):
             name = drawn.choice(list(TABLE))
             row, caller = TABLE[name], drawn.choice(world.callers)

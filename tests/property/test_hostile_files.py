@@ -29,16 +29,16 @@ from PIL import Image
 from fedssl.artifacts.tensors import serialised
 from fedssl.errors import DataError
 from fedssl_worker.data import OwnImages
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import labelled_bytes, public_bytes
 from support.dicom_files import write_compressed, write_dicom
 from support.federation import tensors_for
 from support.fuzzing import examples
+from support.scenario import Scenario
 from support.servers import Servers
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.tus import Tus
-from support.uploads import digest, put_together, taken_apart
+from support.uploads import build_file, digest, split_file
 
 DRAWN = range(examples(2))
 MAX_SECONDS = 20  # for one file, on a busy machine
@@ -60,7 +60,7 @@ def _with_entry(key: str, values: Callable[[dict[str, Any], random.Random], Any]
     def change(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes:
         entry = _some(header, drawn)
         entry[key] = values(entry, drawn)
-        return put_together(header, body)
+        return build_file(header, body)
 
     return change
 
@@ -70,13 +70,13 @@ def _moved(by: int) -> Change:
 
 
 def _text(change: Callable[[str, random.Random], str]) -> Change:
-    return lambda header, body, drawn: put_together(change(json.dumps(header, separators=(",", ":")), drawn), body)
+    return lambda header, body, drawn: build_file(change(json.dumps(header, separators=(",", ":")), drawn), body)
 
 
 def _deep(opening: str, closing: str) -> Change:
     def change(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes:
         depth = drawn.choice([10, 500, 3000])
-        return put_together(
+        return build_file(
             '{"a":{"dtype":"F32","data_offsets":[0,4],"shape":' + opening * depth + "1" + closing * depth + "}}", body
         )
 
@@ -85,7 +85,7 @@ def _deep(opening: str, closing: str) -> Change:
 
 def _flipped(header: dict[str, Any], body: bytes, drawn: random.Random) -> bytes:
     """Flip one bit of the header or of its length."""
-    file = bytearray(put_together(header, body))
+    file = bytearray(build_file(header, body))
     file[drawn.randrange(len(file) - len(body))] ^= 1 << drawn.randrange(8)
     return bytes(file)
 
@@ -100,15 +100,15 @@ def _payload(dtype: str, patterns: list[int]) -> Change:
         )
         at = drawn.randrange(entry["data_offsets"][0], entry["data_offsets"][1], 4)
         spoilt[at : at + 4] = struct.pack("<I", drawn.choice(patterns))
-        return put_together(header, bytes(spoilt))
+        return build_file(header, bytes(spoilt))
 
     return change
 
 
 HEADERS: dict[str, Change] = {
     "a flipped bit": _flipped,
-    "a length that lies": lambda h, b, d: put_together(h, b, length=d.choice([0, 7, 2**20, 2**40, 2**63, 2**64 - 1])),
-    "tensors over one another": _moved(-4),
+    "a length that lies": lambda h, b, d: build_file(h, b, length=d.choice([0, 7, 2**20, 2**40, 2**63, 2**64 - 1])),
+    "overlapping tensors": _moved(-4),
     "a gap": _moved(8),
     "negative places": _moved(-(2**40)),
     "places beyond the end": _moved(2**40),
@@ -123,11 +123,11 @@ HEADERS: dict[str, Change] = {
     "many names": _text(lambda text, drawn: json.dumps({f"n{i}": 0 for i in range(20_000)})),
     "metadata": _text(lambda text, drawn: '{"__metadata__":{"a":"' + "x" * drawn.randrange(99) + '"},' + text[1:]),
     "NaN in JSON": _text(lambda text, drawn: text.replace("[", drawn.choice(["[NaN,", "[Infinity,", "[1e999,"]), 1)),
-    "invalid UTF-8": lambda h, b, d: put_together(b'{"\xff\xfe":' + json.dumps(h).encode()[1:], b),
+    "invalid UTF-8": lambda h, b, d: build_file(b'{"\xff\xfe":' + json.dumps(h).encode()[1:], b),
     "deep lists": _deep("[", "]"),
     "deep objects": _deep('{"a":', "}"),
-    "cut short": lambda h, b, d: put_together(h, b)[: d.randrange(len(put_together(h, b)))],
-    "longer": lambda h, b, d: put_together(h, b + bytes(d.randrange(1, 9999))),
+    "cut short": lambda h, b, d: build_file(h, b)[: d.randrange(len(build_file(h, b)))],
+    "longer": lambda h, b, d: build_file(h, b + bytes(d.randrange(1, 9999))),
     "another format": lambda h, b, d: d.choice(
         [zlib.compress(bytes(9999)), b"\x80\x04\x95" + bytes(99), b"PK\x03\x04" + bytes(99)]
     ),
@@ -140,11 +140,11 @@ UPDATES: dict[str, Change] = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class Uploader:
     """A worker's lease, an admin and an operator, each with the file to upload."""
 
     coordinator: Coordinator
-    onlooker: Onlooker
+    change_watcher: ChangeWatcher
     assignment: str
     secrets: dict[str, str]
     files: dict[str, bytes]
@@ -174,15 +174,15 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def uploader(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uploader]:
     folder = tmp_path_factory.mktemp("hostile")
     with (
         servers.database() as url,
         Coordinator(url, servers.redis_url, folder / "store", FEDSSL_CLAIM_WAIT_SECONDS="0") as running,
         Tables(url) as tables,
     ):
-        cast = Cast(running, tables, folder, "a")
-        item = cast.claim("a")
+        scenario = Scenario(running, tables, folder, "a")
+        item = scenario.claim("a")
         secrets = {
             "worker": running.worker_token("a"),
             "public": running.admin_token,
@@ -190,19 +190,19 @@ def stage(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         }
         update = serialised(tensors_for(item.plan.update, 0.5))
         files = {"worker": update, "public": public_bytes(), "labelled": labelled_bytes()}
-        yield Stage(running, Onlooker(tables, running.store), str(item.assignment_id), secrets, files)
+        yield Uploader(running, ChangeWatcher(tables, running.store), str(item.assignment_id), secrets, files)
 
 
 CASES = [(who, case) for who in ("worker", "public", "labelled") for case in (UPDATES if who == "worker" else HEADERS)]
 
 
 @pytest.mark.parametrize(("who", "case"), CASES, ids=[f"{who}: {case}" for who, case in CASES])
-def test_hostile_files_are_refused_by_both_kinds_of_upload(stage: Stage, who: str, case: str) -> None:
-    with stage.onlooker.nothing_changes():
+def test_hostile_files_are_refused_by_both_kinds_of_upload(uploader: Uploader, who: str, case: str) -> None:
+    with uploader.change_watcher.nothing_changes():
         for seed in DRAWN:
             drawn = random.Random(seed)
-            content = UPDATES[case](*taken_apart(stage.files[who]), drawn)
-            answers = stage.put(who, content), stage.resumed(who, content, drawn)
+            content = UPDATES[case](*split_file(uploader.files[who]), drawn)
+            answers = uploader.put(who, content), uploader.resumed(who, content, drawn)
             for answer in answers:
                 assert answer.status_code in (413, 422), (seed, answer.status_code, answer.text)
                 assert answer.headers["content-type"] == "application/problem+json"
@@ -211,11 +211,11 @@ def test_hostile_files_are_refused_by_both_kinds_of_upload(stage: Stage, who: st
                 assert answers[0].json()["type"] == answers[1].json()["type"], (seed, [a.text for a in answers])
 
 
-def test_correct_files_are_accepted_by_both_kinds_of_upload_afterwards(stage: Stage) -> None:
-    for who, content in stage.files.items():
-        assert stage.resumed(who, content, random.Random(0)).status_code == 204
-        assert stage.put(who, content).status_code == 200
-    assert stage.coordinator.client.ready().status == "ok"
+def test_correct_files_are_accepted_by_both_kinds_of_upload_afterwards(uploader: Uploader) -> None:
+    for who, content in uploader.files.items():
+        assert uploader.resumed(who, content, random.Random(0)).status_code == 204
+        assert uploader.put(who, content).status_code == 200
+    assert uploader.coordinator.client.ready().status == "ok"
 
 
 # --- Images ---------------------------------------------------------------------------------------------------------

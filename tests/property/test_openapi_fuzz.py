@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.data_sets import public_bytes, written
+from support.data_sets import public_bytes, write_file
+from support.evaluated_runs import add_embedding_map
 from support.fuzzing import examples
-from support.judged import add_embedding_map
 from support.openapi import api_document, operations
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 
@@ -42,14 +42,14 @@ def world(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         Coordinator(url, servers.redis_url, folder / "store", FEDSSL_CLAIM_WAIT_SECONDS="0") as running,
         Tables(url) as tables,
     ):
-        cast = Cast(running, tables, folder, "ab", num_rounds=2)
-        cast.work("a", "b")
-        cast.advance()
-        running.client.stop(cast.id)  # otherwise its event stream would never end
-        running.client.add_public_dataset("scans", written(folder, public_bytes()))
+        scenario = Scenario(running, tables, folder, "ab", num_rounds=2)
+        scenario.work("a", "b")
+        scenario.advance()
+        running.client.stop(scenario.id)  # otherwise its event stream would never end
+        running.client.add_public_dataset("scans", write_file(folder, public_bytes()))
         evaluation_id = uuid4()
-        add_embedding_map(tables, cast.id, evaluation_id)
-        ids = {"run_id": str(cast.id), "client_id": "b", "digest": str(cast.run.model), "name": "scans",
+        add_embedding_map(tables, scenario.id, evaluation_id)
+        ids = {"run_id": str(scenario.id), "client_id": "b", "digest": str(scenario.run.model), "name": "scans",
                "evaluation_id": str(evaluation_id)}  # fmt: skip
         yield World(running, ids)
 

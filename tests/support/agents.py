@@ -57,7 +57,7 @@ class Workers:
             self.agents[name].step()
         self.coordinator.advance(self.id)
 
-    def lose(self, name: str = LOST, *, how: str = "flipped") -> None:
+    def damage_state(self, name: str = LOST, *, how: str = "flipped") -> None:
         """Damage the client's newest state on disk, or delete it if `how` is not "flipped"."""
         newest = sorted((self.folder / name / "runs" / str(self.id)).iterdir())[-1] / "state.safetensors"
         content = newest.read_bytes()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from support.listening import LoopbackServer, Quiet
+from support.listening import LoopbackServer, QuietHandler
 
 
 class Answers(LoopbackServer):
@@ -22,7 +22,7 @@ class Answers(LoopbackServer):
         self.date: str | None = None
 
 
-class _Handler(Quiet):
+class _Handler(QuietHandler):
     def _answer(self) -> None:
         server = self.server
         assert isinstance(server, Answers)

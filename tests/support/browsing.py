@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from support.judged import DATASET
+from support.evaluated_runs import DATASET
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / ".artifacts" / "browser"

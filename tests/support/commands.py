@@ -16,18 +16,18 @@ def fedssl(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def document(result: Result) -> Any:
+def json_of(result: Result) -> Any:
     """Return the JSON document on standard output of a command, which must have succeeded."""
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
 
-def done(*arguments: object) -> Any:
+def output_of(*arguments: object) -> Any:
     """Return what a command prints as JSON. It must succeed."""
-    return document(fedssl(*arguments, "--format", "json"))
+    return json_of(fedssl(*arguments, "--format", "json"))
 
 
-def refused(*arguments: object) -> str:
+def error_of(*arguments: object) -> str:
     """Return the error of a command that must refuse its arguments, and print nothing else."""
     result = fedssl(*arguments)
     assert result.exit_code == 2, result.output

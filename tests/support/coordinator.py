@@ -58,7 +58,7 @@ class Coordinator:
     def __enter__(self) -> Self:
         self._before = dict(os.environ)
         os.environ.update(self._environment)
-        forget()
+        clear_caches()
         from fedssl_coordinator.app import create_app
         from fedssl_coordinator.core.db import transaction
         from fedssl_coordinator.http.server import ListenOptions, Server, server_config
@@ -86,7 +86,7 @@ class Coordinator:
         self._thread.join()
         os.environ.clear()
         os.environ.update(self._before)
-        forget()
+        clear_caches()
 
     def empty(self, tables: Tables) -> None:
         """Remove everything from the database and the store, except for the tokens that the coordinator began with."""
@@ -185,7 +185,7 @@ class Coordinator:
         notify()
 
 
-def is_of_this_environment() -> bool:
+def caches_match_environment() -> bool:
     """Return whether the objects that modules cache, if any, match those for the present environment."""
     from fedssl_coordinator.core import db
     from fedssl_coordinator.core.settings import settings
@@ -209,7 +209,7 @@ def _settings_of(variables: frozenset[tuple[str, str]]) -> Any:
     return settings.__wrapped__()
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Clear the objects that the coordinator's modules cache per process, and close their database connections."""
     from fedssl_coordinator.core import db, enqueue, queues, settings
     from fedssl_coordinator.core import store as stores

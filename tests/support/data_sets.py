@@ -28,7 +28,7 @@ def labelled_bytes(num_train: int = 8, num_test: int = 4, seed: int = 0) -> byte
     )
 
 
-def written(folder: Path, content: bytes) -> Path:
+def write_file(folder: Path, content: bytes) -> Path:
     """Write this content to a file, and return its path."""
     path = folder / "images.safetensors"
     path.write_bytes(content)

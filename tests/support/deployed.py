@@ -15,14 +15,14 @@ from fedssl.protocol.views import RunView
 from support.processes import Federation
 
 
-def completed(running: Federation, spec: RunSpec, clients: Iterable[str], seconds: float) -> RunView:
+def train_to_end(running: Federation, spec: RunSpec, clients: Iterable[str], seconds: float) -> RunView:
     """Train a run to its end with each client's worker, and return it."""
     for name in clients:
         running.start(name)
-    return trained(running, running.client.create_run(spec).id, seconds)
+    return wait_until_completed(running, running.client.create_run(spec).id, seconds)
 
 
-def ended(running: Federation, run_id: UUID, seconds: float) -> RunView:
+def wait_until_ended(running: Federation, run_id: UUID, seconds: float) -> RunView:
     """Return a run once it has ended."""
 
     def look() -> RunView | None:
@@ -32,9 +32,9 @@ def ended(running: Federation, run_id: UUID, seconds: float) -> RunView:
     return running.wait_for(look, "the run's end", seconds)
 
 
-def trained(running: Federation, run_id: UUID, seconds: float = 150) -> RunView:
+def wait_until_completed(running: Federation, run_id: UUID, seconds: float = 150) -> RunView:
     """Return a run once it is completed."""
-    done = ended(running, run_id, seconds)
+    done = wait_until_ended(running, run_id, seconds)
     assert done.outcome is Outcome.COMPLETED, done.reason
     return done
 
@@ -46,7 +46,7 @@ def assert_simulated(running: Federation, run_id: UUID, simulated: Tensors) -> N
     assert_same_bits(path, simulated)
 
 
-def updates_of(running: Federation, run: RunView, folder: Path) -> list[Path]:
+def download_updates(running: Federation, run: RunView, folder: Path) -> list[Path]:
     """Download the updates of all clients and rounds, and return the files' paths."""
     digests = [a.update for view in running.client.rounds(run.id) for a in view.assignments if a.update]
     paths = [folder / f"update-{number}" for number in range(len(digests))]

@@ -16,7 +16,7 @@ from support.preloaded import Forked, preloaded
 
 
 @contextmanager
-def forking() -> Iterator[list[Forked]]:
+def forked_processes() -> Iterator[list[Forked]]:
     """Fork the processes of `fedssl.parallel` within the block, and collect them in the list."""
     started: list[Forked] = []
 

@@ -23,11 +23,11 @@ def answer(body: bytes, status: str = "200 OK", **headers: str) -> Answer:
     return give
 
 
-def raw(*parts: bytes) -> Answer:
+def raw_response(*parts: bytes) -> Answer:
     return lambda: iter(parts)
 
 
-def dripping(parts: bytes, pause_seconds: float, before: bytes = b"") -> Answer:
+def slow_response(parts: bytes, pause_seconds: float, before: bytes = b"") -> Answer:
     """Return a response that sends one byte after each pause."""
 
     def give() -> Iterator[bytes]:
@@ -39,7 +39,7 @@ def dripping(parts: bytes, pause_seconds: float, before: bytes = b"") -> Answer:
     return give
 
 
-def endless(part: bytes, before: bytes, most: int = 256 << 20) -> Answer:
+def endless_response(part: bytes, before: bytes, most: int = 256 << 20) -> Answer:
     """Return a response that repeats the same bytes until the other side closes the connection."""
 
     def give() -> Iterator[bytes]:
@@ -80,17 +80,17 @@ MALFORMED: dict[str, Answer] = {
     "a NUL": answer(b'{"client_id": "\\u0000"}'),
     "a page": answer(b"<!doctype html><title>Sign in</title>" * 50, Content_Type="text/html"),
     "compressed": answer(b"\x1f\x8b\x08" + bytes(100), Content_Encoding="gzip"),
-    "a huge length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999999\r\n\r\n{"),
-    "a length beyond any": raw(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{"),
-    "a negative length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{"),
-    "two lengths": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}"),
-    "less than its length": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
-    "a body without end": endless(b"1000\r\n" + b" " * 4096 + b"\r\n", _CHUNKED),
-    "a chunk that is none": raw(_CHUNKED + b"zz\r\n{}\r\n"),
-    "a head without end": endless(b"X-Y: " + b"z" * 4000 + b"\r\n", b"HTTP/1.1 200 OK\r\n"),
-    "not HTTP": raw(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "nothing": raw(),
-    "a status that is none": raw(b"HTTP/1.1 999 ???\r\nContent-Length: 2\r\n\r\n{}"),
+    "a huge length": raw_response(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999999\r\n\r\n{"),
+    "a length beyond any": raw_response(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{"),
+    "a negative length": raw_response(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{"),
+    "two lengths": raw_response(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}"),
+    "less than its length": raw_response(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"),
+    "a body without end": endless_response(b"1000\r\n" + b" " * 4096 + b"\r\n", _CHUNKED),
+    "a chunk that is none": raw_response(_CHUNKED + b"zz\r\n{}\r\n"),
+    "a head without end": endless_response(b"X-Y: " + b"z" * 4000 + b"\r\n", b"HTTP/1.1 200 OK\r\n"),
+    "not HTTP": raw_response(b"SSH-2.0-OpenSSH_9.6\r\n"),
+    "nothing": raw_response(),
+    "a status that is none": raw_response(b"HTTP/1.1 999 ???\r\nContent-Length: 2\r\n\r\n{}"),
     "a redirect": answer(b"", "307 Temporary Redirect", Location="http://127.0.0.1:9/elsewhere"),
     "a redirect to a file": answer(b"", "302 Found", Location="file:///etc/passwd"),
 }
@@ -111,7 +111,7 @@ REFUSALS: dict[str, Answer] = {
     "an error that is none": _problem("unavailable", "503 Service Unavailable", errors=[{"loc": 5, "msg": {"a": [1]}}]),
     "errors that are none": _problem("unavailable", "503 Service Unavailable", errors={"loc": 5}),
     "a long detail": _problem("unavailable", "503 Service Unavailable", detail="x" * 500_000),
-    "a problem without end": endless(b" " * 4096, b"HTTP/1.1 503 Service Unavailable\r\n\r\n"),
+    "a problem without end": endless_response(b" " * 4096, b"HTTP/1.1 503 Service Unavailable\r\n\r\n"),
 }
 """Refusals that are not about this worker, which therefore retries."""
 
@@ -122,14 +122,14 @@ WAITS: dict[str, Answer] = {
 """Values of Retry-After that are not times, or that are centuries."""
 
 
-def slow(pause_seconds: float) -> dict[str, Answer]:
+def slow_answers(pause_seconds: float) -> dict[str, Answer]:
     """Return answers that arrive in small parts with pauses between them, and do not end within a test."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
     return {
-        "a body by the byte": dripping(b"[" * 100_000, pause_seconds, head),
-        "a head by the byte": dripping(b"X-Y: " + b"z" * 50_000, pause_seconds, b"HTTP/1.1 200 OK\r\n"),
+        "a body by the byte": slow_response(b"[" * 100_000, pause_seconds, head),
+        "a head by the byte": slow_response(b"X-Y: " + b"z" * 50_000, pause_seconds, b"HTTP/1.1 200 OK\r\n"),
         "heads without end": lambda: _repeated(b"HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n", pause_seconds),
-        "a refusal by the byte": dripping(
+        "a refusal by the byte": slow_response(
             b"x" * 50_000, pause_seconds, b"HTTP/1.1 403 Forbidden\r\nContent-Length: 50000\r\n\r\n"
         ),
     }
@@ -141,7 +141,7 @@ def _repeated(part: bytes, pause_seconds: float) -> Iterator[bytes]:
         time.sleep(pause_seconds)
 
 
-def changed(work: bytes, **fields: Any) -> bytes:
+def changed_item(work: bytes, **fields: Any) -> bytes:
     """Return a work item with these values changed; `None` becomes JSON's null."""
     return json.dumps({**json.loads(work), **fields}).encode()
 

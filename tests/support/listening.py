@@ -67,12 +67,12 @@ class LoopbackServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class Quiet(BaseHTTPRequestHandler):
+class QuietHandler(BaseHTTPRequestHandler):
     """A handler that does not log requests."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         pass
 
 
-class Files(Quiet, SimpleHTTPRequestHandler):
+class FileHandler(QuietHandler, SimpleHTTPRequestHandler):
     """Serves a folder: `functools.partial(Files, directory=...)`."""

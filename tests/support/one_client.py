@@ -29,7 +29,7 @@ class Round:
     result: LocalResult
 
 
-def draw_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_cpu_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give all devices the CPU's random numbers, because a GPU's generators draw others. Steps must then be eager."""
 
     def generator(ctx: Context, purpose: str) -> torch.Generator:

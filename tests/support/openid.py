@@ -23,7 +23,7 @@ from joserfc.jwk import KeySet, RSAKey
 
 from support.certificates import Pair
 from support.coordinator import Coordinator
-from support.listening import LoopbackServer, Quiet
+from support.listening import LoopbackServer, QuietHandler
 from support.object_store import wait_for_answer
 from support.openid_server import CLIENT_ID, CLIENT_SECRET, password_of
 from support.processes import free_port
@@ -70,7 +70,7 @@ class Canaille:
 
 
 @dataclass(frozen=True)
-class SignInPlace:
+class SignInSetup:
     """A coordinator, the provider at which its people sign in, and its database."""
 
     coordinator: Coordinator
@@ -79,7 +79,7 @@ class SignInPlace:
 
 
 @contextmanager
-def sign_in_place(servers: Servers, folder: Path) -> Iterator[SignInPlace]:
+def sign_in_setup(servers: Servers, folder: Path) -> Iterator[SignInSetup]:
     """Yield a coordinator and a real provider that are configured for each other."""
     port = free_port()
     with (
@@ -90,10 +90,10 @@ def sign_in_place(servers: Servers, folder: Path) -> Iterator[SignInPlace]:
         ) as coordinator,
         Tables(url) as tables,
     ):
-        yield SignInPlace(coordinator, provider, tables)
+        yield SignInSetup(coordinator, provider, tables)
 
 
-class Visit:
+class ProviderSession:
     """One person's browser at the provider."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Liar:
         self.requests: list[str] = []
         liar = self
 
-        class Handler(Quiet):
+        class Handler(QuietHandler):
             def do_GET(self) -> None:  # noqa: N802
                 liar.answer(self)
 
@@ -191,7 +191,7 @@ class Liar:
             "iat": now,
             "exp": now + 60,
             "groups": ["ml-team"],
-            "at_hash": half_hash("access"),
+            "at_hash": access_token_hash("access"),
         }
         self.claims = {name: value for name, value in {**honest, **claims}.items() if value is not None}
 
@@ -199,7 +199,7 @@ class Liar:
         """Return an ID token, signed by default with the published key."""
         return jwt.encode({"alg": alg, "kid": kid}, claims, key or self.key, algorithms=[alg])
 
-    def answer(self, request: Quiet) -> None:
+    def answer(self, request: QuietHandler) -> None:
         """Answer one request of the coordinator."""
         path = urlsplit(request.path).path
         request.rfile.read(int(request.headers.get("Content-Length", 0)))
@@ -228,6 +228,6 @@ def query_of(url: str) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
 
 
-def half_hash(access_token: str) -> str:
+def access_token_hash(access_token: str) -> str:
     """Return the claim at_hash of an access token for RS256."""
     return base64.urlsafe_b64encode(hashlib.sha256(access_token.encode()).digest()[:16]).rstrip(b"=").decode()

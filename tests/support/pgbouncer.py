@@ -18,7 +18,7 @@ NUM_CONNECTIONS = 4
 _PROGRAM = os.environ.get("PGBOUNCER", "pgbouncer")
 
 
-def is_there() -> bool:
+def is_installed() -> bool:
     return shutil.which(_PROGRAM) is not None
 
 

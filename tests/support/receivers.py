@@ -11,7 +11,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 
 from support.certificates import Pair
-from support.listening import LoopbackServer, Quiet
+from support.listening import LoopbackServer, QuietHandler
 from support.processes import free_port
 
 
@@ -37,7 +37,7 @@ class Hook:
     def __enter__(self) -> Self:
         hook = self
 
-        class Handler(Quiet):
+        class Handler(QuietHandler):
             def do_POST(self) -> None:  # noqa: N802 - http.server's name
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}

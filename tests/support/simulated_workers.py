@@ -29,7 +29,7 @@ _HELD = {"claim"}  # long polls, whose duration is not a latency
 
 
 @dataclass
-class Tally:
+class Measurements:
     """The measurements of all workers together. Times are in seconds."""
 
     latencies: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -48,14 +48,14 @@ class Answer:
     content: bytes
 
 
-class Line:
+class Connection:
     """One worker's connection. It speaks HTTP/1.1 itself, because a library would take more time than the coordinator.
 
     Large bodies are not copied, as in `tests/bench/http_floor.py`: asyncio's streams would take more processor time for
     them than the coordinator.
     """
 
-    def __init__(self, host: str, port: int, token: str, tally: Tally) -> None:
+    def __init__(self, host: str, port: int, token: str, tally: Measurements) -> None:
         self._address = (host, port)
         self._head = f"Host: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
         self.tally = tally
@@ -160,7 +160,7 @@ class SimulatedWorker:
     def __init__(
         self,
         name: str,
-        line: Line,
+        line: Connection,
         train_seconds: float,
         claim_seconds: float,
         *,

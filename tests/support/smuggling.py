@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedssl.artifacts.tensors import Tensors, serialised
-from support.uploads import put_together, taken_apart
+from support.uploads import build_file, split_file
 
 Smuggle = Callable[[Tensors], bytes]
 
@@ -24,16 +24,16 @@ def _tensors(change: Callable[[Tensors, str], Tensors]) -> Smuggle:
 
 
 def _header(change: Callable[[dict[str, Any], bytes], bytes]) -> Smuggle:
-    return lambda tensors: change(*taken_apart(serialised(tensors)))
+    return lambda tensors: change(*split_file(serialised(tensors)))
 
 
 def _text(change: Callable[[str], str]) -> Smuggle:
     """Return a way that changes the header's JSON and pads it to a multiple of 8 bytes."""
 
     def smuggle(tensors: Tensors) -> bytes:
-        header, body = taken_apart(serialised(tensors))
+        header, body = split_file(serialised(tensors))
         text = change(json.dumps(header, separators=(",", ":")))
-        return put_together(text + " " * (-len(text) % 8), body)
+        return build_file(text + " " * (-len(text) % 8), body)
 
     return smuggle
 
@@ -72,49 +72,52 @@ METADATA = "carries __metadata__, which may not travel"
 PLACES = "leave a gap or overlap another's"
 
 SMUGGLING: dict[str, tuple[Smuggle, str]] = {
-    "one tensor more": (_tensors(lambda t, name: {**t, "images": torch.zeros(4)}), NOT_DECLARED),
+    "one extra tensor": (_tensors(lambda t, name: {**t, "images": torch.zeros(4)}), NOT_DECLARED),
     "an empty tensor with a telling name": (_tensors(lambda t, name: {**t, "jane.doe": torch.zeros(0)}), NOT_DECLARED),
-    "a tensor renamed": (_tensors(_renamed), NOT_DECLARED),
-    "none at all": (_tensors(lambda t, name: {}), NOT_DECLARED),
+    "a renamed tensor": (_tensors(_renamed), NOT_DECLARED),
+    "no tensors": (_tensors(lambda t, name: {}), NOT_DECLARED),
     "double precision": (_tensors(lambda t, name: {**t, name: t[name].double()}), NOT_DECLARED),
     "half precision": (_tensors(lambda t, name: {**t, name: t[name].half()}), NOT_DECLARED),
-    "floats as whole numbers": (_tensors(lambda t, name: {**t, name: t[name].view(torch.int32)}), NOT_DECLARED),
-    "one row more": (_tensors(lambda t, name: {**t, name: torch.cat([t[name], t[name][:1]])}), NOT_DECLARED),
-    "a tensor laid out flat": (_tensors(lambda t, name: {**t, name: t[name].flatten()[None]}), NOT_DECLARED),
-    "a number that is none, with bits in it": (_with_bits(0x7FC0BEEF), NOT_FINITE),
-    "a negative one that signals": (_with_bits(0xFF80DEAD), NOT_FINITE),
+    "floats as integers": (_tensors(lambda t, name: {**t, name: t[name].view(torch.int32)}), NOT_DECLARED),
+    "one extra row": (_tensors(lambda t, name: {**t, name: torch.cat([t[name], t[name][:1]])}), NOT_DECLARED),
+    "a flattened tensor": (_tensors(lambda t, name: {**t, name: t[name].flatten()[None]}), NOT_DECLARED),
+    "NaN with payload bits": (_with_bits(0x7FC0BEEF), NOT_FINITE),
+    "a negative signalling NaN": (_with_bits(0xFF80DEAD), NOT_FINITE),
     "infinity": (_with_bits(0x7F800000), NOT_FINITE),
-    "metadata": (_header(lambda h, b: put_together({**h, "__metadata__": {"jane": "doe"}}, b)), METADATA),
-    "empty metadata": (_header(lambda h, b: put_together({**h, "__metadata__": {}}, b)), METADATA),
-    "a gap before the tensors": (_header(lambda h, b: put_together(_moved(h, 24), PAYLOAD + bytes(4) + b)), PLACES),
-    "spaces behind the header": (_text(lambda text: text + " " * 64), OTHER_FORM),
-    "tabs for spaces": (_text(lambda text: text + "\t" * (-len(text) % 8 or 8)), OTHER_FORM),
+    "metadata": (_header(lambda h, b: build_file({**h, "__metadata__": {"jane": "doe"}}, b)), METADATA),
+    "empty metadata": (_header(lambda h, b: build_file({**h, "__metadata__": {}}, b)), METADATA),
+    "a gap before the tensors": (
+        _header(lambda h, b: build_file(_moved(h, 24), PAYLOAD + bytes(4) + b)),
+        PLACES,
+    ),
+    "spaces after the header": (_text(lambda text: text + " " * 64), OTHER_FORM),
+    "tabs instead of spaces": (_text(lambda text: text + "\t" * (-len(text) % 8 or 8)), OTHER_FORM),
     "spaces in the header": (_text(lambda text: text.replace(":", ": ").replace(",", ",\n")), OTHER_FORM),
-    "letters spelt as numbers": (_text(lambda text: text.replace('"dtype"', '"\\u0064type"')), OTHER_FORM),
+    "letters as escape sequences": (_text(lambda text: text.replace('"dtype"', '"\\u0064type"')), OTHER_FORM),
     "keys in another order": (
-        _header(lambda h, b: put_together({name: dict(reversed(entry.items())) for name, entry in h.items()}, b)),
+        _header(lambda h, b: build_file({name: dict(reversed(entry.items())) for name, entry in h.items()}, b)),
         OTHER_FORM,
     ),
 }
 """Ways to smuggle data with any method, and a part of the refusal. Each side words the refusal of sizes that do not fit
-by itself: see `behind`."""
+by itself: see `append_payload`."""
 
 SEVERAL: dict[str, tuple[Smuggle, str]] = {
-    "names in another order": (_header(lambda h, b: put_together(dict(reversed(h.items())), b)), OTHER_FORM),
+    "names in another order": (_header(lambda h, b: build_file(dict(reversed(h.items())), b)), OTHER_FORM),
     "a gap between tensors": (
-        _header(lambda h, b: put_together({**h, **_moved({_last(h): h[_last(h)]}, 8)}, b + bytes(8))),
+        _header(lambda h, b: build_file({**h, **_moved({_last(h): h[_last(h)]}, 8)}, b + bytes(8))),
         PLACES,
     ),
-    "tensors over one another": (
-        _header(lambda h, b: put_together({**h, **_moved({_last(h): h[_last(h)]}, -4)}, b)),
+    "overlapping tensors": (
+        _header(lambda h, b: build_file({**h, **_moved({_last(h): h[_last(h)]}, -4)}, b)),
         PLACES,
     ),
-    "one tensor less": (_tensors(lambda t, name: {key: v for key, v in t.items() if key != name}), NOT_DECLARED),
+    "one missing tensor": (_tensors(lambda t, name: {key: v for key, v in t.items() if key != name}), NOT_DECLARED),
 }
 """Ways that need at least two tensors."""
 
 
-def behind(tensors: Tensors) -> bytes:
+def append_payload(tensors: Tensors) -> bytes:
     """Return the correct file with a payload at its end."""
     return serialised(tensors) + PAYLOAD
 

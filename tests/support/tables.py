@@ -107,7 +107,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class Onlooker:
+class ChangeWatcher:
     """Watches tables and the store's folder while requests are refused."""
 
     tables: Tables

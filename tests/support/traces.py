@@ -37,7 +37,7 @@ _LIFE = {
 """Events that only a run which has not ended may have. Evaluations and refusals may come later."""
 
 
-class NotAPath(AssertionError):
+class ImpossibleTrace(AssertionError):
     """The events of a run cannot have happened in this order."""
 
 
@@ -74,11 +74,11 @@ class Trace:
     evaluations: dict[str, str] = field(default_factory=dict)
 
     def follow(self, event: EventView) -> None:
-        """Apply one event. Raises NotAPath if the event is impossible in this state."""
+        """Apply one event. Raises ImpossibleTrace if the event is impossible in this state."""
         if self.state is None and event.kind in _LIFE and event.kind != "run.created":
-            raise NotAPath("the run was not created")
+            raise ImpossibleTrace("the run was not created")
         if self.state == RunState.FINISHED and event.kind in _LIFE and event.kind != "run.resumed":
-            raise NotAPath(f"the run had ended as {self.outcome}")
+            raise ImpossibleTrace(f"the run had ended as {self.outcome}")
         prefix = event.kind.partition(".")[0]
         step = getattr(self, f"_{event.kind.replace('.', '_')}", None) or getattr(self, f"_any_{prefix}", None)
         if step is not None:
@@ -243,7 +243,7 @@ class Trace:
     def _round(self, event: EventView) -> TracedRound:
         traced = self.rounds.get(_number(event))
         if traced is None:
-            raise NotAPath(f"round {event.round_number} was not opened")
+            raise ImpossibleTrace(f"round {event.round_number} was not opened")
         return traced
 
     def _unclosed(self) -> TracedRound | None:
@@ -251,22 +251,22 @@ class Trace:
 
 
 def follow(events: Iterable[EventView]) -> Trace:
-    """Return the life that the events of one run, oldest first, report. Raises NotAPath at the first impossible
+    """Return the life that the events of one run, oldest first, report. Raises ImpossibleTrace at the first impossible
     event."""
     trace, before = Trace(), list[EventView]()
     for event in events:
         try:
             _require(not before or event.id > before[-1].id, "the events are not in their order")
             trace.follow(event)
-        except NotAPath as error:
+        except ImpossibleTrace as error:
             reported = [f"  {each.id} {each.kind}: {each.message}" for each in (*before[-20:], event)]
-            raise NotAPath("\n".join([f"{event.kind} cannot be: {error}", *reported])) from error
+            raise ImpossibleTrace("\n".join([f"{event.kind} cannot be: {error}", *reported])) from error
         before.append(event)
     return trace
 
 
 def check(tables: Tables, run_id: UUID) -> Trace:
-    """Follow a run's events, and compare what they report with its rows. Raises NotAPath."""
+    """Follow a run's events, and compare what they report with its rows. Raises ImpossibleTrace."""
     # One statement, because processes may still write: all rows are from one moment.
     [(events, runs, rounds, assignments, jobs, evaluations)] = tables.query(
         "SELECT coalesce((SELECT jsonb_agg(to_jsonb(e) ORDER BY id) FROM events e WHERE run_id = v.id), '[]'), "
@@ -297,18 +297,18 @@ def check(tables: Tables, run_id: UUID) -> Trace:
 
 
 def check_all(tables: Tables, *but: UUID) -> list[UUID]:
-    """Check every run, and return those that have ended. Raises NotAPath."""
+    """Check every run, and return those that have ended. Raises ImpossibleTrace."""
     runs = [run_id for (run_id,) in tables.query("SELECT id FROM runs") if run_id not in but]
     return [run_id for run_id in runs if check(tables, run_id).state == RunState.FINISHED]
 
 
 def _after(table: Any, before: str | None, kind: str) -> str:
-    """Return the state to which an event of this kind leads. Raises NotAPath if that is not legal."""
+    """Return the state to which an event of this kind leads. Raises ImpossibleTrace if that is not legal."""
     found = [after for (legal, after), own in TRANSITIONS[table].items() if own == kind and legal == before]
     if not found:
         if kind not in TRANSITIONS[table].values():
             return before or ""  # it reports something else
-        raise NotAPath(f"{table.__tablename__}: it is {before}")
+        raise ImpossibleTrace(f"{table.__tablename__}: it is {before}")
     [after] = found
     return after
 
@@ -330,4 +330,4 @@ def _require_numbers(message: str, pattern: str, expected: tuple[int, int]) -> N
 
 def _require(is_so: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not is_so:
-        raise NotAPath(otherwise)
+        raise ImpossibleTrace(otherwise)

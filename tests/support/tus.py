@@ -34,7 +34,7 @@ class Tus:
         headers = {"Upload-Length": str(num_bytes), "Upload-Metadata": ",".join(pairs)}
         return self._http.post("/v1/uploads", headers=headers)
 
-    def begun(self, num_bytes: int, digest: str, assignment: object = None) -> str:
+    def begin(self, num_bytes: int, digest: str, assignment: object = None) -> str:
         """Begin an upload and return its address."""
         answer = self.announce(num_bytes, digest, assignment)
         assert answer.status_code == 201, answer.text

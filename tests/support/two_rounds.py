@@ -60,7 +60,7 @@ def two_rounds(spec: RunSpec, device: str = "cpu", like: Sequence[LocalResult] |
     return results
 
 
-def assert_same_course(expected: Sequence[LocalResult], found: Sequence[LocalResult]) -> None:
+def assert_equal_up_to_rounding(expected: Sequence[LocalResult], found: Sequence[LocalResult]) -> None:
     """Assert that two ways to take the same steps differ only in rounding.
 
     Tensors are compared as a whole: Adam turns the rounding of a gradient that is almost zero into a step.

@@ -13,7 +13,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
+def split_file(data: bytes) -> tuple[dict[str, Any], bytes]:
     """Return a file's header and the bytes that follow it."""
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -21,7 +21,7 @@ def taken_apart(data: bytes) -> tuple[dict[str, Any], bytes]:
     return header, data[8 + length :]
 
 
-def put_together(header: Mapping[str, Any] | str | bytes, body: bytes = b"", *, length: int | None = None) -> bytes:
+def build_file(header: Mapping[str, Any] | str | bytes, body: bytes = b"", *, length: int | None = None) -> bytes:
     """Return a file with this header, valid or not; `length` is the number in its first eight bytes.
 
     A mapping is written as the library would write it.
@@ -33,7 +33,7 @@ def put_together(header: Mapping[str, Any] | str | bytes, body: bytes = b"", *, 
     return (len(text) if length is None else length).to_bytes(8, "little") + text + body
 
 
-def file_of(tensors: Tensors) -> bytes:
+def safetensors_bytes(tensors: Tensors) -> bytes:
     return serialised(tensors)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedssl.protocol.views import EventView
-from support.traces import NotAPath, follow
+from support.traces import ImpossibleTrace, follow
 
 Change = Callable[[list[EventView]], list[EventView]]
 
@@ -118,12 +118,12 @@ def test_a_complete_run_is_a_valid_path() -> None:
     ],
 )
 def test_impossible_logs_are_refused(change: Change, why: str) -> None:
-    with pytest.raises(NotAPath, match=why):
+    with pytest.raises(ImpossibleTrace, match=why):
         follow(_numbered(change(_life())))
 
 
 def test_events_out_of_order_are_refused() -> None:
-    with pytest.raises(NotAPath, match="not in their order"):
+    with pytest.raises(ImpossibleTrace, match="not in their order"):
         follow(_numbered(_life())[::-1])
 
 
@@ -133,11 +133,11 @@ def test_wrong_update_counts_in_a_verdict_are_refused() -> None:
         event.model_copy(update={"message": "partial: 1 of 2 updates"}) if event.kind == "round.closed" else event
         for event in events
     ]
-    with pytest.raises(NotAPath, match=r"it should be \(2, 2\)"):
+    with pytest.raises(ImpossibleTrace, match=r"it should be \(2, 2\)"):
         follow(_numbered(wrong))
 
 
 def test_resuming_a_stopped_run_is_refused() -> None:
     stopped = [*_life()[:3], _event("run.finished", outcome="stopped"), _event("run.resumed")]
-    with pytest.raises(NotAPath, match="had ended as stopped"):
+    with pytest.raises(ImpossibleTrace, match="had ended as stopped"):
         follow(_numbered(stopped))

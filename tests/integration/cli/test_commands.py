@@ -21,7 +21,7 @@ from fedssl.client import Client, RunNotFinished, WorkerClient, model_card
 from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import Register
-from support.commands import Fedssl, document
+from support.commands import Fedssl, json_of
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 
@@ -65,7 +65,7 @@ def test_contradicting_anchors_of_a_ledger_are_listed(coordinator: Coordinator, 
     worker = coordinator.worker("hospital-a")
     for head in "ab":
         worker.heartbeat(anchor=LedgerAnchor(key="0" * 64, seq=1200, head=head * 64))
-    listed = document(fedssl("client", "anchors", "hospital-a", "--format", "json"))
+    listed = json_of(fedssl("client", "anchors", "hospital-a", "--format", "json"))
     assert [(anchor["seq"], anchor["head"], anchor["is_consistent"]) for anchor in listed] == [
         (1200, "a" * 64, True),
         (1200, "b" * 64, False),
@@ -79,20 +79,20 @@ def test_contradicting_anchors_of_a_ledger_are_listed(coordinator: Coordinator, 
 def test_a_run_is_submitted_paused_resumed_and_pulled(
     coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
 ) -> None:
-    created = document(fedssl("run", "submit", "-", "--no-start", "--set", "seed=7", "--format", "json", text=spec))
+    created = json_of(fedssl("run", "submit", "-", "--no-start", "--set", "seed=7", "--format", "json", text=spec))
     assert (created["state"], created["spec"]["seed"]) == ("created", 7)
     prefix = created["id"][:6]
-    assert document(fedssl("run", "start", prefix, "--format", "json"))["state"] == "running"
-    assert document(fedssl("run", "pause", prefix, "--format", "json"))["state"] == "paused"
-    assert document(fedssl("run", "resume", prefix, "--format", "json"))["state"] == "running"
+    assert json_of(fedssl("run", "start", prefix, "--format", "json"))["state"] == "running"
+    assert json_of(fedssl("run", "pause", prefix, "--format", "json"))["state"] == "paused"
+    assert json_of(fedssl("run", "resume", prefix, "--format", "json"))["state"] == "running"
 
     train(coordinator, created, tmp_path)
 
-    assert document(fedssl("run", "wait", prefix, "--format", "json"))["outcome"] == "completed"
+    assert json_of(fedssl("run", "wait", prefix, "--format", "json"))["outcome"] == "completed"
     watched = fedssl("run", "watch", prefix, "--format", "json")
-    assert document(watched)["outcome"] == "completed"
+    assert json_of(watched)["outcome"] == "completed"
     assert watched.stderr == "round 1 of 1: loss 0.5000\n"
-    pulled = document(fedssl("run", "pull", prefix, "--out", "out", "--format", "json"))
+    pulled = json_of(fedssl("run", "pull", prefix, "--out", "out", "--format", "json"))
     assert pulled["rounds_closed"] == 1
     assert read_spec(pulled["files"]["spec"]) == coordinator.client.run(created["id"]).spec
     model = load_tensors(Path("out/model.safetensors"))
@@ -145,7 +145,7 @@ def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
     train_on(workers[0], 20)
 
     def pull() -> tuple[dict[str, Any], dict[str, Any], str]:
-        pulled = document(fedssl("run", "pull", run_id, "--out", "out", "--format", "json"))
+        pulled = json_of(fedssl("run", "pull", run_id, "--out", "out", "--format", "json"))
         card = Path(pulled["files"]["card"]).read_text()
         return pulled, json.loads(Path(pulled["files"]["lineage"]).read_text()), card
 
@@ -190,16 +190,16 @@ def test_the_card_of_a_run_in_progress_describes_the_weights_next_to_it(
 def test_runs_and_their_events_are_shown_as_tables_and_as_json(
     coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
 ) -> None:
-    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    created = json_of(fedssl("run", "submit", "-", "--format", "json", text=spec))
     train(coordinator, created, tmp_path)
 
-    assert [run["id"] for run in document(fedssl("run", "ls", "--format", "json"))] == [created["id"]]
+    assert [run["id"] for run in json_of(fedssl("run", "ls", "--format", "json"))] == [created["id"]]
     assert created["id"][:8] in fedssl("run", "ls").stdout
     shown = fedssl("run", "show", created["id"]).stdout
     for word in (created["id"], "completed", "0.5000", "round 1: aggregated", "hospital-a"):
         assert word in shown
-    assert document(fedssl("run", "show", created["id"], "--format", "json"))["spec"]["name"] == "tiny"
-    kinds = [event["kind"] for event in document(fedssl("run", "logs", created["id"], "--format", "json"))]
+    assert json_of(fedssl("run", "show", created["id"], "--format", "json"))["spec"]["name"] == "tiny"
+    kinds = [event["kind"] for event in json_of(fedssl("run", "logs", created["id"], "--format", "json"))]
     assert (kinds[0], kinds[-1]) == ("run.created", "run.finished")
     followed = fedssl("run", "logs", created["id"], "--follow", "--format", "json").stdout.splitlines()
     assert [json.loads(line)["kind"] for line in followed] == kinds
@@ -209,7 +209,7 @@ def test_runs_and_their_events_are_shown_as_tables_and_as_json(
 def test_a_workers_reason_cannot_add_lines_or_control_the_terminal(
     coordinator: Coordinator, fedssl: Fedssl, spec: str
 ) -> None:
-    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    created = json_of(fedssl("run", "submit", "-", "--format", "json", text=spec))
     worker = coordinator.worker("hospital-a")
     coordinator.advance(created["id"])
     item = worker.claim(0)
@@ -217,7 +217,7 @@ def test_a_workers_reason_cannot_add_lines_or_control_the_terminal(
     forged = "no\r\n2026-01-01 00:00:00Z      1  round.closed            round 1: aggregated\x1b[2J\x9b2J\u202e"
     worker.decline(item.assignment_id, forged)
     assert fedssl("run", "stop", created["id"]).exit_code == 0
-    num_events = len(document(fedssl("run", "logs", created["id"], "--format", "json")))
+    num_events = len(json_of(fedssl("run", "logs", created["id"], "--format", "json")))
     for options in ((), ("--follow",), ("--follow", "--format", "json")):
         shown = fedssl("run", "logs", created["id"], *options).stdout
         assert len(shown.rstrip("\n").split("\n")) == num_events, shown
@@ -250,19 +250,19 @@ def test_clients_and_tokens_are_created_listed_and_revoked(
     assert secret.startswith("fedssl_")
     assert len(secret.splitlines()) == 1
     made = fedssl("token", "create", "--role", "operator", "--out", "kept/operator", "--format", "json")
-    assert "secret" not in document(made)
+    assert "secret" not in json_of(made)
     kept = tmp_path / "kept" / "operator"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert fedssl("run", "ls", "--token-file", kept).exit_code == 0
-    assert fedssl("token", "revoke", document(made)["id"]).exit_code == 0
+    assert fedssl("token", "revoke", json_of(made)["id"]).exit_code == 0
     assert fedssl("run", "ls", "--token-file", kept).exit_code == 4
-    tokens = document(fedssl("token", "ls", "--format", "json"))
+    tokens = json_of(fedssl("token", "ls", "--format", "json"))
     assert {token["label"] for token in tokens} == {"", "first"}
     assert all("secret" not in token for token in tokens)
 
-    assert [view["id"] for view in document(fedssl("client", "ls", "--format", "json"))] == ["hospital-a"]
+    assert [view["id"] for view in json_of(fedssl("client", "ls", "--format", "json"))] == ["hospital-a"]
     assert "invited" in fedssl("client", "ls").stdout
-    assert document(fedssl("client", "show", "hospital-a", "--format", "json"))["revoked_at"] is None
+    assert json_of(fedssl("client", "show", "hospital-a", "--format", "json"))["revoked_at"] is None
     assert fedssl("client", "revoke", "hospital-a").exit_code == 0
     assert "revoked" in fedssl("client", "ls").stdout
     refused = fedssl("token", "create", "--role", "worker", "--client", "hospital-a")
@@ -273,7 +273,7 @@ def test_expiring_tokens_and_used_enrolment_tokens_are_listed(
     coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
 ) -> None:
     viewer = fedssl("token", "create", "--role", "viewer", "--expires", "30d", "--out", "viewer", "--format", "json")
-    made = document(viewer)
+    made = json_of(viewer)
     created, expires = (datetime.fromisoformat(made[key]) for key in ("created_at", "expires_at"))
     assert expires - created == timedelta(days=30)
     assert fedssl("run", "ls", "--token-file", tmp_path / "viewer").exit_code == 0
@@ -306,7 +306,7 @@ def test_the_secret_of_a_kit_is_not_printed(coordinator: Coordinator, fedssl: Fe
         lines = kit.read("fedssl-hospital-d/.env").decode().splitlines()
     secret = next(line.partition("=")[2] for line in lines if line.startswith("FEDSSL_ENROLMENT_TOKEN="))
     assert secret not in made.stdout + made.stderr
-    assert document(made)["client_id"] == "hospital-d"
+    assert json_of(made)["client_id"] == "hospital-d"
     assert "FEDSSL_COORDINATOR=https://fedssl.example.org" in lines
     WorkerClient(coordinator.url, secret).enrol(sha256(b"of hospital-d").hexdigest())
 
@@ -315,14 +315,14 @@ def test_a_secret_is_not_created_if_its_file_cannot_be_written(
     coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
 ) -> None:
     earlier = fedssl("token", "enrol", "hospital-e").stdout.strip()
-    tokens = document(fedssl("token", "ls", "--format", "json"))
+    tokens = json_of(fedssl("token", "ls", "--format", "json"))
     hook = ("notify", "add", "https://hooks.example.org/hook")
     (tmp_path / "file").touch()
     for command in (("token", "create", "--role", "viewer"), ("token", "enrol", "hospital-e"), hook):
         refused = fedssl(*command, "--out", "file/secret")
         assert (refused.exit_code, "file/secret cannot be written" in refused.stderr) == (2, True), refused.stderr
-    assert document(fedssl("token", "ls", "--format", "json")) == tokens
-    assert document(fedssl("notify", "ls", "--format", "json")) == []
+    assert json_of(fedssl("token", "ls", "--format", "json")) == tokens
+    assert json_of(fedssl("notify", "ls", "--format", "json")) == []
     WorkerClient(coordinator.url, earlier).enrol(sha256(b"of hospital-e").hexdigest())
 
     for wrong in ("nobody", "ftp://hooks.example.org/hook"):
@@ -345,7 +345,7 @@ def test_a_dry_run_shows_which_clients_would_take_part_and_creates_no_run(
     )
     coordinator.worker("hospital-c", register=False).register(old)
 
-    found = document(fedssl("run", "submit", "-", "--dry-run", "--format", "json", text=spec))
+    found = json_of(fedssl("run", "submit", "-", "--dry-run", "--format", "json", text=spec))
     asked = ("--set", 'cohort.clients=["hospital-a","hospital-b","hospital-z"]', "--set", "cohort.min_clients=3")
     more = fedssl("run", "submit", "-", "--dry-run", *asked, text=spec)
 
@@ -366,26 +366,26 @@ def test_a_dry_run_shows_which_clients_would_take_part_and_creates_no_run(
 
 def test_the_reason_of_a_run_lists_the_declines(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
     workers = {name: coordinator.worker(name) for name in ("hospital-a", "hospital-b")}
-    run = document(fedssl("run", "submit", "-", "--set", "cohort.min_clients=2", "--format", "json", text=spec))["id"]
+    run = json_of(fedssl("run", "submit", "-", "--set", "cohort.min_clients=2", "--format", "json", text=spec))["id"]
     coordinator.advance(coordinator.client.run(run).id)
     item = workers["hospital-b"].claim(0)
     assert item is not None
     workers["hospital-b"].decline(item.assignment_id, "no images of this size")
 
     expected = "1 of 2 clients declined: hospital-b: no images of this size"
-    assert document(fedssl("run", "show", run, "--format", "json"))["reason"] == expected
-    assert document(fedssl("run", "ls", "--format", "json"))[0]["reason"] == expected
+    assert json_of(fedssl("run", "show", run, "--format", "json"))["reason"] == expected
+    assert json_of(fedssl("run", "ls", "--format", "json"))[0]["reason"] == expected
     for command in (("run", "show", run), ("run", "ls")):
         assert "1 of 2 clients declined" in fedssl(*command).stdout, command
 
 
 def test_a_run_is_renamed_tagged_and_described(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
-    run = document(fedssl("run", "submit", "-", "--no-start", "--format", "json", text=spec))["id"]
+    run = json_of(fedssl("run", "submit", "-", "--no-start", "--format", "json", text=spec))["id"]
     words = ("--name", "second try", "--tag", "baseline", "--tag", "table-1", "--notes", "eight sites")
-    found = document(fedssl("run", "edit", run, *words, "--format", "json"))
+    found = json_of(fedssl("run", "edit", run, *words, "--format", "json"))
     assert (found["name"], found["tags"], found["notes"]) == ("second try", ["baseline", "table-1"], "eight sites")
     assert "baseline, table-1" in fedssl("run", "show", run).stdout
-    assert document(fedssl("run", "edit", run, "--no-tags", "--format", "json"))["tags"] == []
+    assert json_of(fedssl("run", "edit", run, "--no-tags", "--format", "json"))["tags"] == []
     for wrong in ((), ("--tag", "a", "--no-tags"), ("--tag", "Upper")):
         assert fedssl("run", "edit", run, *wrong).exit_code != 0
 
@@ -415,14 +415,14 @@ def test_a_run_is_submitted_awaited_and_pulled_from_python(
 
 
 def test_the_exit_code_reports_how_a_run_ended(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
-    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    created = json_of(fedssl("run", "submit", "-", "--format", "json", text=spec))
     late = fedssl("run", "wait", created["id"], "--timeout", "1s", "--format", "json")
     assert (late.exit_code, json.loads(late.stdout)["state"]) == (8, "running")
     assert fedssl("run", "pause", created["id"]).exit_code == 0
     paused = fedssl("run", "wait", created["id"])
     assert (paused.exit_code, "fedssl run resume" in paused.stderr) == (7, True)
     assert fedssl("run", "wait", created["id"], "--through-pauses", "--timeout", "1s").exit_code == 7
-    assert document(fedssl("run", "stop", created["id"], "--format", "json"))["outcome"] == "stopped"
+    assert json_of(fedssl("run", "stop", created["id"], "--format", "json"))["outcome"] == "stopped"
 
     for verb in ("wait", "watch"):
         result = fedssl("run", verb, created["id"], "--format", "json")
@@ -436,16 +436,16 @@ def test_the_exit_code_reports_how_a_run_ended(coordinator: Coordinator, fedssl:
 def test_rounds_metrics_and_artifacts_are_shown_and_exported(
     coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path
 ) -> None:
-    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    created = json_of(fedssl("run", "submit", "-", "--format", "json", text=spec))
     train(coordinator, created, tmp_path)
 
-    (only,) = document(fedssl("run", "rounds", created["id"], "--format", "json"))
+    (only,) = json_of(fedssl("run", "rounds", created["id"], "--format", "json"))
     assert (only["number"], only["verdict"]) == (1, "aggregated")
     assert "aggregated" in fedssl("run", "rounds", created["id"]).stdout
-    losses = document(fedssl("run", "metrics", created["id"], "--name", "loss", "--format", "json"))
+    losses = json_of(fedssl("run", "metrics", created["id"], "--name", "loss", "--format", "json"))
     assert [(row["client_id"], row["value"]) for row in losses] == [("hospital-a", 0.5), (None, 0.5)]
     for form in ("csv", "json", "tensorboard"):
-        assert document(fedssl("run", "export-metrics", created["id"], "--to", form, "--out", f"out.{form}",
+        assert json_of(fedssl("run", "export-metrics", created["id"], "--to", form, "--out", f"out.{form}",
                                "--format", "json"))["num_numbers"] == 5  # fmt: skip
     head, *rows = Path("out.csv").read_text().splitlines()
     assert head == "round,client,name,value"
@@ -456,10 +456,10 @@ def test_rounds_metrics_and_artifacts_are_shown_and_exported(
     written = EventAccumulator("out.tensorboard").Reload()
     assert [(point.step, point.value) for point in written.Scalars("loss/hospital-a")] == [(1, 0.5)]
     update = only["assignments"][0]["update"]
-    assert document(fedssl("artifact", "get", update, "--out", "update", "--format", "json"))["sha256"] == update
+    assert json_of(fedssl("artifact", "get", update, "--out", "update", "--format", "json"))["sha256"] == update
     assert sha256(Path("update").read_bytes()).hexdigest() == update
-    assert [row["id"] for row in document(fedssl("run", "ls", "--state", "paused", "--format", "json"))] == []
-    (closed,) = document(fedssl("run", "logs", created["id"], "--kind", "round.closed", "--format", "json"))
+    assert [row["id"] for row in json_of(fedssl("run", "ls", "--state", "paused", "--format", "json"))] == []
+    (closed,) = json_of(fedssl("run", "logs", created["id"], "--kind", "round.closed", "--format", "json"))
     assert closed["round_number"] == 1
 
 
@@ -469,7 +469,7 @@ def test_the_doctor_finds_no_problem_with_a_healthy_coordinator(
     folder = tmp_path / "images" / "healthy"
     folder.mkdir(parents=True)
     Image.effect_noise((16, 16), 40).save(folder / "0.png")
-    found = document(fedssl("doctor", "--data", folder.parent, "--format", "json"))
+    found = json_of(fedssl("doctor", "--data", folder.parent, "--format", "json"))
     assert found["ok"] is True
     checks = {check["name"]: check["found"] for check in found["checks"]}
     assert {"coordinator", "clock", "its servers", "token and methods", "data"} <= checks.keys()
@@ -482,7 +482,7 @@ def test_the_doctor_finds_no_problem_with_a_healthy_coordinator(
 
 
 def test_the_shell_completes_runs_and_clients(coordinator: Coordinator, fedssl: Fedssl, spec: str) -> None:
-    created = document(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    created = json_of(fedssl("run", "submit", "-", "--format", "json", text=spec))
     coordinator.worker("hospital-a")
     assert complete(f"fedssl run show {created['id'][:2]}") == [f"{created['id'][:8]}"]
     assert complete("fedssl client show hosp") == ["hospital-a"]

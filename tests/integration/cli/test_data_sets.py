@@ -9,7 +9,7 @@ import pytest
 from fedssl.artifacts.store import digest_of
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.data.dataset_files import read_labelled, read_public
-from support.commands import Fedssl, document
+from support.commands import Fedssl, json_of
 from support.coordinator import Coordinator
 from support.data_sets import digits_file
 
@@ -36,12 +36,12 @@ def test_a_known_data_set_is_registered_as_public_images_once(
     coordinator: Coordinator, fedssl: Fedssl, tmp_path: Path
 ) -> None:
     arguments = ("public-dataset", "add", "digits", "digits", "--split", "test", "--format", "json")
-    first = document(fedssl(*arguments))
+    first = json_of(fedssl(*arguments))
     assert first["digest"] == digest_of(digits_file(tmp_path, "test"))
     assert (first["num_images"], first["split"], first["image_size"]) == (360, "test", 16)
-    assert document(fedssl(*arguments)) == first  # there is nothing to do the second time
-    assert document(fedssl("public-dataset", "ls", "--format", "json")) == [first]
-    assert document(fedssl("public-dataset", "show", "digits", "--format", "json")) == first
+    assert json_of(fedssl(*arguments)) == first  # there is nothing to do the second time
+    assert json_of(fedssl("public-dataset", "ls", "--format", "json")) == [first]
+    assert json_of(fedssl("public-dataset", "show", "digits", "--format", "json")) == first
     table = fedssl("public-dataset", "ls").stdout
     assert first["digest"][:12] in table
     assert "360" in table
@@ -55,7 +55,7 @@ def test_some_images_of_a_file_are_registered_in_another_shape(
     coordinator: Coordinator, fedssl: Fedssl, scans: Path
 ) -> None:
     shape = ("--image-size", 8, "--channels", 1)
-    view = document(
+    view = json_of(
         fedssl("public-dataset", "add", "scans", scans, *shape, "--max-images", 12, "--seed", 3, "--format", "json")
     )
     assert (view["num_images"], view["channels"], view["image_size"]) == (12, 1, 8)
@@ -69,16 +69,16 @@ def test_evaluation_data_sets_are_registered_from_a_file_and_by_name(
     coordinator: Coordinator, fedssl: Fedssl, scans: Path
 ) -> None:
     arguments = ("evaluation-dataset", "add", "held-out", scans, "--image-size", 16, "--max-train", 20, "--max-test", 5)
-    view = document(fedssl(*arguments, "--format", "json"))
+    view = json_of(fedssl(*arguments, "--format", "json"))
     assert (view["num_train"], view["num_test"], view["num_classes"], view["channels"]) == (20, 5, 3, 3)
     train, test = read_labelled(_stored(coordinator, view), view["digest"])
     assert (train.images.shape, test.images.shape) == ((20, 3, 16, 16), (5, 3, 16, 16))
     assert train.class_names == ("a", "b", "c")
     assert "20 training and 5 test images of 3 classes" in fedssl(*arguments).stderr
-    assert document(fedssl("evaluation-dataset", "ls", "--format", "json")) == [view]
+    assert json_of(fedssl("evaluation-dataset", "ls", "--format", "json")) == [view]
     assert "held-out" in fedssl("evaluation-dataset", "ls").stdout
     assert view["digest"] in fedssl("evaluation-dataset", "show", "held-out").stdout
-    digits = document(fedssl("evaluation-dataset", "add", "digits", "digits", "--format", "json"))
+    digits = json_of(fedssl("evaluation-dataset", "add", "digits", "digits", "--format", "json"))
     whole = load_dataset("digits", "train")
     assert np.array_equal(read_labelled(_stored(coordinator, digits), digits["digest"])[0].images, whole.images)
 

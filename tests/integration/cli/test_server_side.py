@@ -6,12 +6,12 @@ import pytest
 from typer.testing import Result
 
 from fedssl.protocol.states import JobState, RunState
-from support.cast import Cast
-from support.commands import Fedssl, document
+from support.commands import Fedssl, json_of
 from support.coordinator import Coordinator
-from support.distilling import DistillingCast
+from support.distillation_scenario import DistillationScenario
 from support.federation import tiny_spec
 from support.methods import method_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 pytestmark = pytest.mark.integration
@@ -29,7 +29,7 @@ def test_the_dimensions_of_each_client_are_listed(coordinator: Coordinator, feds
     run = coordinator.client.create_run(method_spec("ssd", cohort={"min_clients": 2})).id
     assert "assigns no dimensions" in fedssl("run", "dimensions", run).stderr
     coordinator.advance(run)
-    owned = document(fedssl("run", "dimensions", run, "--format", "json"))
+    owned = json_of(fedssl("run", "dimensions", run, "--format", "json"))
     assert [(view["client_id"], len(view["dimensions"])) for view in owned] == [("a", 8), ("b", 8)]
     shown = _table(fedssl("run", "dimensions", str(run)[:8]))
     assert shown[0].split() == ["client", "dimensions", "which"]
@@ -43,9 +43,9 @@ def test_the_dimensions_of_each_client_are_listed(coordinator: Coordinator, feds
 def test_distillations_are_listed_watched_and_cancelled(
     coordinator: Coordinator, fedssl: Fedssl, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = DistillingCast(coordinator, tables, tmp_path)
-    run = str(cast.id)[:8]
-    [job] = document(fedssl("run", "distillations", run, "--format", "json"))
+    scenario = DistillationScenario(coordinator, tables, tmp_path)
+    run = str(scenario.id)[:8]
+    [job] = json_of(fedssl("run", "distillations", run, "--format", "json"))
     assert (job["state"], job["epoch"], job["num_epochs"], job["eta_seconds"]) == ("queued", 0, 6, None)
     tables.execute(
         "UPDATE distillation_jobs SET state = 'running', started_at = now(), epoch = 4, loss = 1.25, "
@@ -58,24 +58,24 @@ def test_distillations_are_listed_watched_and_cancelled(
     assert cancelled.exit_code == 0, cancelled.output
     assert "cancelled" in cancelled.stdout
     assert f"run {run} is paused; `fedssl run resume` restarts the training from scratch" in cancelled.stderr
-    assert (cast.run.state, cast.job.state) == (RunState.PAUSED, JobState.CANCELLED)
+    assert (scenario.run.state, scenario.job.state) == (RunState.PAUSED, JobState.CANCELLED)
     assert "resume the run to start it again" in fedssl("run", "show", run).stdout
     again = fedssl("run", "cancel-distillation", run)
     assert (again.exit_code, again.stdout) == (5, "")
     assert "has no distillation in progress" in again.stderr
 
     assert fedssl("run", "resume", run).exit_code == 0
-    coordinator.advance(cast.id)
-    cast.distil()
-    coordinator.advance(cast.id)
-    states = [job["state"] for job in document(fedssl("run", "distillations", run, "--format", "json"))]
+    coordinator.advance(scenario.id)
+    scenario.distil()
+    coordinator.advance(scenario.id)
+    states = [job["state"] for job in json_of(fedssl("run", "distillations", run, "--format", "json"))]
     assert states == ["cancelled", "completed"]
     assert fedssl("run", "watch", run).exit_code == 0
 
 
 def test_a_run_without_distillations_has_an_empty_list(coordinator: Coordinator, fedssl: Fedssl) -> None:
     run = coordinator.client.create_run(tiny_spec()).id
-    assert document(fedssl("run", "distillations", run, "--format", "json")) == []
+    assert json_of(fedssl("run", "distillations", run, "--format", "json")) == []
     assert fedssl("run", "distillations", run).exit_code == 0
 
 
@@ -87,7 +87,7 @@ def test_the_tensors_of_a_runs_server_state_are_listed(coordinator: Coordinator,
     lines = [line.split() for line in _table(fedssl("run", "state", run))]
     assert [line[0] for line in lines[2:5]] == ["control", "encoder", "projector"]
     assert lines[-1][-2:] == ["artifact", coordinator.client.run(run).server_state]
-    found = document(fedssl("run", "state", run, "--format", "json"))
+    found = json_of(fedssl("run", "state", run, "--format", "json"))
     assert found["artifact"] == coordinator.client.run(run).server_state
     stored = coordinator.tensors(found["artifact"])
     assert {t["name"]: tuple(t["shape"]) for t in found["tensors"]} == {n: tuple(t.shape) for n, t in stored.items()}
@@ -103,11 +103,11 @@ def test_a_group_with_a_single_tensor_shows_its_shape(coordinator: Coordinator, 
 
 
 def test_a_completed_run_is_continued(coordinator: Coordinator, fedssl: Fedssl, tables: Tables, tmp_path: Path) -> None:
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    refused = fedssl("run", "continue", cast.id, "--rounds", "2")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    refused = fedssl("run", "continue", scenario.id, "--rounds", "2")
     assert refused.exit_code == 5, refused.output
     assert "it is running, and has closed 0 of 1 round: wait until it ends" in refused.stderr
-    cast.work("a", "b")
-    cast.advance()
-    continued = document(fedssl("run", "continue", str(cast.id)[:8], "--rounds", "2", "--format", "json"))
+    scenario.work("a", "b")
+    scenario.advance()
+    continued = json_of(fedssl("run", "continue", str(scenario.id)[:8], "--rounds", "2", "--format", "json"))
     assert (continued["state"], continued["rounds_closed"], continued["num_rounds"]) == ("running", 1, 3)

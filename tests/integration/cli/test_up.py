@@ -18,7 +18,7 @@ from fedssl.client import Client
 from fedssl_coordinator.core.celery_app import QUEUES
 from fedssl_local.federation import AGGREGATORS
 from support.otlp import Received, Receiver
-from support.up import FEDSSL, Up
+from support.running_command import FEDSSL, RunningCommand
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -65,9 +65,9 @@ def receiver(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver
 
 
 @pytest.fixture
-def started(folder: Path) -> Iterator[list[Up]]:
+def started(folder: Path) -> Iterator[list[RunningCommand]]:
     """Yield a list for the processes that a test starts. Those still running at the end are killed."""
-    processes: list[Up] = []
+    processes: list[RunningCommand] = []
     yield processes
     for each in processes:
         each.process.kill()  # the subreapers end the others
@@ -116,9 +116,11 @@ def test_each_queue_has_its_own_process() -> None:
 
 
 @pytest.mark.full
-def test_up_trains_stops_all_processes_and_resumes(folder: Path, started: list[Up], receiver: Receiver) -> None:
-    started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--port", "0", "--format", "json"))
-    first = up.introduction()
+def test_up_trains_stops_all_processes_and_resumes(
+    folder: Path, started: list[RunningCommand], receiver: Receiver
+) -> None:
+    started.append(up := RunningCommand(folder, "up", "--spec", "tiny.toml", "--port", "0", "--format", "json"))
+    first = up.ready_document()
     assert sum(first["clients"].values()) == 300
     root = folder / ".fedssl"
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
@@ -145,7 +147,7 @@ def test_up_trains_stops_all_processes_and_resumes(folder: Path, started: list[U
     below |= up.descendants()
     assert up.interrupt() == 0
     assert alive(below) == set()
-    assert not any(secret in up.said() for secret in secrets)
+    assert not any(secret in up.output() for secret in secrets)
     assert fedssl(folder, "run", "ls").returncode == 3
 
     assert_one_trace(receiver.spans, finished["id"])
@@ -154,8 +156,8 @@ def test_up_trains_stops_all_processes_and_resumes(folder: Path, started: list[U
     other = fedssl(folder, "up", "--spec", "tiny.toml", "--set", "partition.seed=1")
     assert other.returncode == 2
     assert "seed is 0, not 1" in other.stderr
-    started.append(up := Up(folder, "up", "--spec", "tiny.toml", "--format", "json"))
-    again = up.introduction()
+    started.append(up := RunningCommand(folder, "up", "--spec", "tiny.toml", "--format", "json"))
+    again = up.ready_document()
     assert again["unfinished_runs"] == [long_run]
     assert {key: again[key] for key in ("url", "token_file", "clients")} == {
         key: first[key] for key in ("url", "token_file", "clients")
@@ -171,11 +173,11 @@ def test_up_trains_stops_all_processes_and_resumes(folder: Path, started: list[U
 
 
 @pytest.mark.full
-def test_the_demo_can_be_interrupted_and_resumed(folder: Path, started: list[Up]) -> None:
+def test_the_demo_can_be_interrupted_and_resumed(folder: Path, started: list[RunningCommand]) -> None:
     arguments = ("demo", "--spec", "tiny.toml", "--set", "num_rounds=8", "--format", "json")
-    started.append(demo := Up(folder, *arguments))
-    while "round 2 of 8" not in demo.said():
-        assert demo.process.poll() is None, demo.said()
+    started.append(demo := RunningCommand(folder, *arguments))
+    while "round 2 of 8" not in demo.output():
+        assert demo.process.poll() is None, demo.output()
         time.sleep(0.1)
     below = demo.descendants()
     assert demo.interrupt() == 130

@@ -13,7 +13,7 @@ from fedssl.simulation import simulate
 from fedssl_coordinator.core.db import engine, exclusive, transaction
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
-from support.pgbouncer import NUM_CONNECTIONS, PgBouncer, is_there
+from support.pgbouncer import NUM_CONNECTIONS, PgBouncer, is_installed
 from support.replicas import Replicas
 from support.servers import Servers
 from support.tables import Tables
@@ -21,7 +21,7 @@ from support.tables import Tables
 
 @pytest.fixture
 def pooler(database_url: str) -> Iterator[PgBouncer]:
-    if not is_there():
+    if not is_installed():
         pytest.exit("this needs PgBouncer: install it (Debian: pgbouncer), or say where it is with PGBOUNCER=...", 2)
     with PgBouncer(database_url) as running:
         yield running

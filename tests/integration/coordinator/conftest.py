@@ -7,10 +7,10 @@ import pytest
 import structlog
 
 from support import traces
-from support.cast import Cast, MakeCast
 from support.coordinator import Coordinator
+from support.scenario import MakeScenario, Scenario
 from support.servers import Servers
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 
 _RUNS_ARE_DRIVEN = ("aggregator", "federation")
 
@@ -30,9 +30,9 @@ def database(servers: Servers) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def onlooker(standing: Coordinator, tables: Tables) -> Onlooker:
-    """Return an onlooker, which checks whether a request to the coordinator changed anything."""
-    return Onlooker(tables, standing.store)
+def change_watcher(shared_coordinator: Coordinator, tables: Tables) -> ChangeWatcher:
+    """Return a watcher that checks whether a request to the coordinator changed anything."""
+    return ChangeWatcher(tables, shared_coordinator.store)
 
 
 @pytest.fixture
@@ -46,15 +46,15 @@ def coordinator(coordinator: Coordinator, tables: Tables, request: pytest.Fixtur
     if request.path.parent.name in _RUNS_ARE_DRIVEN and request.node.get_closest_marker("changes_states") is None:
         try:
             traces.check_all(tables)
-        except traces.NotAPath as error:
+        except traces.ImpossibleTrace as error:
             pytest.fail(f"{error}\nIf the test itself writes states into the tables, mark it changes_states.")
 
 
 @pytest.fixture
-def make_cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeCast:
+def make_scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> MakeScenario:
     """Return a function that starts a run with clients whose names are letters."""
 
-    def make(names: str = "ab", **changes: object) -> Cast:
-        return Cast(coordinator, tables, tmp_path, names, **changes)
+    def make(names: str = "ab", **changes: object) -> Scenario:
+        return Scenario(coordinator, tables, tmp_path, names, **changes)
 
     return make

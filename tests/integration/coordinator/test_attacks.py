@@ -24,17 +24,17 @@ from fedssl.client import ApiError, DuplicateUpdate, NotFound, Retry, WorkerClie
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.work import Register, Submit, WorkItem
 from fedssl_coordinator.storage.artifacts import streaming
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec, upload
-from support.tables import Onlooker, Tables
+from support.scenario import Scenario
+from support.tables import ChangeWatcher, Tables
 from support.tus import Tus
 from support.waiting import wait_until
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, num_rounds=2)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, num_rounds=2)
 
 
 def _update(item: WorkItem, value: float = 1.0) -> tuple[bytes, str]:
@@ -47,10 +47,10 @@ def _update(item: WorkItem, value: float = 1.0) -> tuple[bytes, str]:
 
 @pytest.mark.parametrize("by", ["client", "token"])
 def test_an_upload_that_is_arriving_when_its_client_is_revoked_is_not_counted(
-    by: str, cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+    by: str, scenario: Scenario, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is revoked while the body of its upload arrives. Nothing is recorded for the assignment."""
-    item = cast.claim("a")
+    item = scenario.claim("a")
     content, digest = _update(item)
     half, secret = len(content) // 2, coordinator.worker_token("a")
     checked, revoked = threading.Event(), threading.Event()
@@ -86,7 +86,7 @@ def test_an_upload_that_is_arriving_when_its_client_is_revoked_is_not_counted(
         submission = {"assignment_id": str(item.assignment_id), "update": digest, "num_examples": 1}
         assert http.post("/v1/work/submit", json=submission).status_code == 401
     assert tables.query("SELECT * FROM uploads") == []
-    assert ("a", 1, "accepted") not in cast.states()
+    assert ("a", 1, "accepted") not in scenario.states()
 
 
 def test_a_round_opened_while_a_client_is_revoked_does_not_wait_for_it(
@@ -124,7 +124,7 @@ def test_a_round_opened_while_a_client_is_revoked_does_not_wait_for_it(
 
 
 def test_only_one_update_of_two_workers_with_one_token_is_accepted_with_its_own_metrics(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     secret = coordinator.worker_token("a")
     twins = [WorkerClient(coordinator.url, secret, retry=Retry(seconds=0)) for _ in range(2)]
@@ -160,65 +160,67 @@ def test_only_one_update_of_two_workers_with_one_token_is_accepted_with_its_own_
 
 
 def test_a_replayed_submission_changes_nothing(
-    cast: Cast, coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, change_watcher: ChangeWatcher, tmp_path: Path
 ) -> None:
     """This holds while the run is paused, once it is resumed, after the round closed, and after the run was stopped."""
-    item = cast.claim("a")
-    digest = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
+    item = scenario.claim("a")
+    digest = upload(scenario.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
     submission = Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics={"loss": 1.0})
-    cast.workers["a"].submit(submission)
+    scenario.workers["a"].submit(submission)
 
     def replay() -> None:
-        with onlooker.nothing_changes():
-            cast.workers["a"].submit(submission)
-        with onlooker.nothing_changes(), pytest.raises(ApiError):
-            cast.workers["a"].submit(submission.model_copy(update={"update": "0" * 64}))
-        with onlooker.nothing_changes(), pytest.raises(NotFound):
-            cast.workers["b"].submit(submission)
+        with change_watcher.nothing_changes():
+            scenario.workers["a"].submit(submission)
+        with change_watcher.nothing_changes(), pytest.raises(ApiError):
+            scenario.workers["a"].submit(submission.model_copy(update={"update": "0" * 64}))
+        with change_watcher.nothing_changes(), pytest.raises(NotFound):
+            scenario.workers["b"].submit(submission)
 
     replay()
-    coordinator.client.pause(cast.id)
+    coordinator.client.pause(scenario.id)
     replay()
-    coordinator.client.resume(cast.id)
+    coordinator.client.resume(scenario.id)
     replay()
-    cast.work("b")
-    cast.advance()
-    cast.advance()
-    assert cast.rounds[0].verdict == "aggregated"
+    scenario.work("b")
+    scenario.advance()
+    scenario.advance()
+    assert scenario.rounds[0].verdict == "aggregated"
     replay()
-    coordinator.client.stop(cast.id)
+    coordinator.client.stop(scenario.id)
     replay()
 
 
 # What belongs to another client
 
 
-def test_no_other_token_can_access_an_upload(cast: Cast, coordinator: Coordinator, onlooker: Onlooker) -> None:
-    item = cast.claim("a")
+def test_no_other_token_can_access_an_upload(
+    scenario: Scenario, coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
+    item = scenario.claim("a")
     content, digest = _update(item)
     half = len(content) // 2
     with Tus(coordinator, coordinator.worker_token("a")) as own:
-        place = own.begun(len(content), digest, item.assignment_id)
+        place = own.begin(len(content), digest, item.assignment_id)
         assert own.send(place, content[:half], 0).status_code == 204
         others = (coordinator.worker_token("b"), coordinator.admin_token, coordinator.operator_token)
         for secret in others:
-            with Tus(coordinator, secret) as other, onlooker.nothing_changes():
+            with Tus(coordinator, secret) as other, change_watcher.nothing_changes():
                 assert other.request("HEAD", place).status_code == 404
                 assert other.send(place, content[half:], half).status_code == 404
                 assert other.request("POST", f"{place}/parts").status_code == 404
                 assert other.request("DELETE", place).status_code == 404
-        with Tus(coordinator, others[0]) as other, onlooker.nothing_changes():
+        with Tus(coordinator, others[0]) as other, change_watcher.nothing_changes():
             assert other.announce(len(content), digest, item.assignment_id).status_code == 404
         assert own.offset(place) == half
         assert own.send(place, content[half:], half).status_code == 204
 
 
 def test_the_digest_of_another_clients_update_is_answered_like_an_unknown_digest(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """A client that knows the digest cannot submit or download the update, or find out whether it is stored."""
-    a, b = cast.claim("a"), cast.claim("b")
-    digest = upload(cast.workers["a"], a, tensors_for(a.plan.update, 1.0), tmp_path)
+    a, b = scenario.claim("a"), scenario.claim("b")
+    digest = upload(scenario.workers["a"], a, tensors_for(a.plan.update, 1.0), tmp_path)
     unknown = "0" * 64
     with coordinator.http(coordinator.worker_token("b")) as http:
 
@@ -231,7 +233,7 @@ def test_the_digest_of_another_clients_update_is_answered_like_an_unknown_digest
         assert [status for status, _ in answers(digest)] == [409, 404]
     content, _ = _update(a)
     with Tus(coordinator, coordinator.worker_token("b")) as tus:
-        assert tus.offset(tus.begun(len(content), digest, b.assignment_id)) == 0
+        assert tus.offset(tus.begin(len(content), digest, b.assignment_id)) == 0
     assert tables.query("SELECT assignment_id FROM uploads") == [(a.assignment_id,)]
 
 
@@ -267,10 +269,10 @@ def _cursors(coordinator: Coordinator, run_id: UUID) -> dict[str, str]:
 
 
 def test_a_cursor_from_another_list_is_refused_or_shows_nothing_of_that_list(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast.work("a", "b")
-    other = Cast(coordinator, tables, tmp_path, "cd")
+    scenario.work("a", "b")
+    other = Scenario(coordinator, tables, tmp_path, "cd")
     other.work("c", "d")
     cursors = _cursors(coordinator, other.id)
     assert len(cursors) == 5
@@ -282,38 +284,38 @@ def test_a_cursor_from_another_list_is_refused_or_shows_nothing_of_that_list(
     ]  # fmt: skip
     made = [base64.urlsafe_b64encode(json.dumps(key).encode()).decode() for key in keys]
     with coordinator.http() as http:
-        for path in (*cursors, f"/v1/runs/{cast.id}/events", f"/v1/runs/{cast.id}/rounds"):
+        for path in (*cursors, f"/v1/runs/{scenario.id}/events", f"/v1/runs/{scenario.id}/rounds"):
             for cursor in (*cursors.values(), *made):
                 answer = http.get(path, params={"cursor": cursor})
                 assert answer.status_code in (200, 422), (path, cursor, answer.text)
-                if answer.status_code == 200 and str(cast.id) in path:
+                if answer.status_code == 200 and str(scenario.id) in path:
                     assert str(other.id) not in answer.text
 
 
 def test_a_forged_last_event_id_shows_no_event_of_another_run(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    other = Cast(coordinator, tables, tmp_path, "cd")
+    other = Scenario(coordinator, tables, tmp_path, "cd")
     coordinator.client.stop(other.id)
-    coordinator.client.stop(cast.id)
+    coordinator.client.stop(scenario.id)
     last_of_other = tables.one("SELECT max(id) FROM events WHERE run_id = %s", other.id)
     with coordinator.http() as http:
         for last in ("0", "1", str(last_of_other), str(last_of_other - 1), "9" * 18):
-            answer = http.get(f"/v1/runs/{cast.id}/events/stream", headers={"Last-Event-ID": last})
+            answer = http.get(f"/v1/runs/{scenario.id}/events/stream", headers={"Last-Event-ID": last})
             assert answer.status_code == 200
             events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-            assert {event["run_id"] for event in events} <= {str(cast.id)}
+            assert {event["run_id"] for event in events} <= {str(scenario.id)}
             assert all(event["id"] > int(last) for event in events)
         for last in ("-1", "1e3", "٣", "9" * 19, "0x10", "1 OR 1=1", ""):
             headers = httpx.Headers([(b"Last-Event-ID", last.encode())])
-            assert http.get(f"/v1/runs/{cast.id}/events/stream", headers=headers).status_code in (200, 422)
+            assert http.get(f"/v1/runs/{scenario.id}/events/stream", headers=headers).status_code in (200, 422)
 
 
-def test_aborted_streams_free_their_places(cast: Cast, coordinator: Coordinator, change_settings: Any) -> None:
+def test_aborted_streams_free_their_places(scenario: Scenario, coordinator: Coordinator, change_settings: Any) -> None:
     """The connections are reset instead of closed, in the middle of a response."""
     change_settings(MAX_WAITING_PER_TOKEN="3")
     secret, address = coordinator.client.create_token("viewer").secret, httpx.URL(coordinator.url)
-    request = f"GET /v1/runs/{cast.id}/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n"
+    request = f"GET /v1/runs/{scenario.id}/events/stream HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n"
     held: list[socket.socket] = []
 
     def has_opened() -> bool:
@@ -345,10 +347,10 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_no_spelling_of_a_path_bypasses_authorisation(path: str, standing: Coordinator) -> None:
+def test_no_spelling_of_a_path_bypasses_authorisation(path: str, shared_coordinator: Coordinator) -> None:
     """Requests without a token or with a worker's are refused, and no response repeats the caller's Host header."""
-    address = httpx.URL(standing.url)
-    worker = standing.client.create_token("worker", f"w-{uuid4().hex[:8]}").secret
+    address = httpx.URL(shared_coordinator.url)
+    worker = shared_coordinator.client.create_token("worker", f"w-{uuid4().hex[:8]}").secret
     for token in ("", f"Authorization: Bearer {worker}\r\n"):
         for method in ("GET", "POST", "DELETE", "PROPFIND", "TRACE"):
             headers = f"Host: attacker.example\r\n{token}Content-Length: 0\r\nConnection: close\r\n\r\n"
@@ -364,11 +366,11 @@ def test_no_spelling_of_a_path_bypasses_authorisation(path: str, standing: Coord
 # Changes in the middle of a round
 
 
-def test_a_cohort_does_not_change_when_its_clients_register_again(cast: Cast, tables: Tables) -> None:
+def test_a_cohort_does_not_change_when_its_clients_register_again(scenario: Scenario, tables: Tables) -> None:
     """They register with other images and a policy that refuses. Neither the cohort nor accepted updates change."""
-    cast.work("a")
+    scenario.work("a")
     notice = PolicyNotice(digest="0" * 64, allow=())
-    for worker in cast.workers.values():
+    for worker in scenario.workers.values():
         worker.register(
             Register(
                 worker_version="9",
@@ -380,31 +382,33 @@ def test_a_cohort_does_not_change_when_its_clients_register_again(cast: Cast, ta
                 policy=notice,
             )
         )
-    cast.coordinator.worker("c")
-    cast.advance()
-    assert cast.states() == [("a", 1, "accepted"), ("b", 1, "offered")]
-    cast.work("b")
-    cast.advance()
-    assert (cast.rounds[0].verdict, cast.rounds[0].reason) == ("aggregated", "2 of 2 updates")
-    assert tables.one("SELECT count(*) FROM rounds WHERE run_id = %s", cast.id) == 1  # the next round waits for clients
+    scenario.coordinator.worker("c")
+    scenario.advance()
+    assert scenario.states() == [("a", 1, "accepted"), ("b", 1, "offered")]
+    scenario.work("b")
+    scenario.advance()
+    assert (scenario.rounds[0].verdict, scenario.rounds[0].reason) == ("aggregated", "2 of 2 updates")
+    assert (
+        tables.one("SELECT count(*) FROM rounds WHERE run_id = %s", scenario.id) == 1
+    )  # the next round waits for clients
 
 
-def test_text_from_a_worker_cannot_forge_a_line_or_an_event(cast: Cast, coordinator: Coordinator) -> None:
-    cast.claim("a")
+def test_text_from_a_worker_cannot_forge_a_line_or_an_event(scenario: Scenario, coordinator: Coordinator) -> None:
+    scenario.claim("a")
     forged = 'no\r\nid: 1\nevent: run.finished\ndata: {"kind": "run.finished"}\n\n\u2028\x85\x1b[2J'
-    cast.workers["a"].decline(cast.item("a").assignment_id, forged)
-    coordinator.client.stop(cast.id)
+    scenario.workers["a"].decline(scenario.item("a").assignment_id, forged)
+    coordinator.client.stop(scenario.id)
     with coordinator.http() as http:
-        text = http.get(f"/v1/runs/{cast.id}/events/stream").text
+        text = http.get(f"/v1/runs/{scenario.id}/events/stream").text
     kinds = [line for line in text.split("\n") if line.startswith("event:")]
     assert [kind.strip() for kind in kinds].count("event: run.finished") == 1
-    declined = [event for event in coordinator.client.event_log(cast.id) if event.kind == "assignment.declined"]
+    declined = [event for event in coordinator.client.event_log(scenario.id) if event.kind == "assignment.declined"]
     assert len(declined) == 1
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63, 2**64, 10**30, -1, 0])
-def test_out_of_range_numbers_cause_no_server_error(number: int, cast: Cast, coordinator: Coordinator) -> None:
-    item = cast.claim("a")
+def test_out_of_range_numbers_cause_no_server_error(number: int, scenario: Scenario, coordinator: Coordinator) -> None:
+    item = scenario.claim("a")
     secret = coordinator.worker_token("a")
     with coordinator.http(secret) as http, Tus(coordinator, secret) as tus:
         submission = {"assignment_id": str(item.assignment_id), "update": "0" * 64, "num_examples": number}
@@ -417,7 +421,7 @@ def test_out_of_range_numbers_cause_no_server_error(number: int, cast: Cast, coo
         claim = http.post("/v1/work/claim", params={"wait": number})
         assert claim.status_code in (200, 204, 422), claim.text
     with coordinator.http() as http:
-        for path in ("/v1/runs", f"/v1/runs/{cast.id}/events", f"/v1/runs/{cast.id}/rounds"):
+        for path in ("/v1/runs", f"/v1/runs/{scenario.id}/events", f"/v1/runs/{scenario.id}/rounds"):
             assert http.get(path, params={"limit": number}).status_code == 422
         asked = {"config": {"dataset": "x", "measures": ["knn"]}, "round_number": number}
-        assert http.post(f"/v1/runs/{cast.id}/evaluations", json=asked).status_code in (409, 422)
+        assert http.post(f"/v1/runs/{scenario.id}/evaluations", json=asked).status_code in (409, 422)

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.pages import Browser
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 
 
 @pytest.fixture(scope="session")
-def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+def shared_coordinator(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
     """Yield a coordinator that all tests share, so each sees what the others have added."""
     store = tmp_path_factory.mktemp("pages") / "store"
     with servers.database() as url, Coordinator(url, servers.redis_url, store) as running:
@@ -21,36 +21,38 @@ def standing(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def tables(standing: Coordinator) -> Iterator[Tables]:
-    with Tables(standing.database_url) as looking:
+def tables(shared_coordinator: Coordinator) -> Iterator[Tables]:
+    with Tables(shared_coordinator.database_url) as looking:
         yield looking
 
 
 @pytest.fixture(scope="session")
-def viewer(standing: Coordinator) -> Iterator[Browser]:
-    with Browser(standing, standing.client.create_token("viewer", label="Vera").secret) as browser:
+def viewer(shared_coordinator: Coordinator) -> Iterator[Browser]:
+    with Browser(shared_coordinator, shared_coordinator.client.create_token("viewer", label="Vera").secret) as browser:
         yield browser
 
 
 @pytest.fixture(scope="session")
-def operator(standing: Coordinator) -> Iterator[Browser]:
-    with Browser(standing, standing.operator_token) as browser:
+def operator(shared_coordinator: Coordinator) -> Iterator[Browser]:
+    with Browser(shared_coordinator, shared_coordinator.operator_token) as browser:
         yield browser
 
 
 @pytest.fixture(scope="session")
-def admin(standing: Coordinator) -> Iterator[Browser]:
-    with Browser(standing, standing.admin_token) as browser:
+def admin(shared_coordinator: Coordinator) -> Iterator[Browser]:
+    with Browser(shared_coordinator, shared_coordinator.admin_token) as browser:
         yield browser
 
 
 @pytest.fixture(scope="session")
-def cast(standing: Coordinator, tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Cast:
+def scenario(shared_coordinator: Coordinator, tables: Tables, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     """Return a run of three rounds in which two clients delivered the first, which is closed, and claimed the
     second."""
-    cast = Cast(standing, tables, tmp_path_factory.mktemp("cast"), "ab", name="small", num_rounds=3)
-    cast.work("a", "b")
-    cast.advance()
-    cast.claim("a")
-    cast.claim("b")
-    return cast
+    scenario = Scenario(
+        shared_coordinator, tables, tmp_path_factory.mktemp("scenario"), "ab", name="small", num_rounds=3
+    )
+    scenario.work("a", "b")
+    scenario.advance()
+    scenario.claim("a")
+    scenario.claim("b")
+    return scenario

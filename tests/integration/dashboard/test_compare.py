@@ -29,11 +29,11 @@ _ROW = (
 class Judged:
     """A run whose evaluations are inserted as rows."""
 
-    def __init__(self, standing: Coordinator, tables: Tables, dataset: str | None, **settings: Any) -> None:
+    def __init__(self, shared_coordinator: Coordinator, tables: Tables, dataset: str | None, **settings: Any) -> None:
         evaluation = {"dataset": dataset, "every": 1} if dataset else None
         self.tables, self.name = tables, f"judged-{uuid4().hex[:6]}"
         spec = tiny_spec(name=self.name)
-        self.id: UUID = standing.client.create_run(spec, start=False).id
+        self.id: UUID = shared_coordinator.client.create_run(spec, start=False).id
         spec = tiny_spec(name=self.name, evaluation=evaluation, **settings)  # no such data set is registered here
         tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), self.id)
 
@@ -68,9 +68,9 @@ def _drawn(text: str) -> Any:
 
 
 @pytest.fixture
-def own(standing: Coordinator, tables: Tables) -> Judged:
+def own(shared_coordinator: Coordinator, tables: Tables) -> Judged:
     """Return a run that is evaluated on its spec's data set, with other settings, and on another data set."""
-    judged = Judged(standing, tables, "held-out")
+    judged = Judged(shared_coordinator, tables, "held-out")
     judged.add(1, "other", {"probe": 0.9, "knn": 0.9})
     judged.add(1, "held-out", {"probe": 0.3}, measures=["probe"])
     judged.add(1, "held-out", {"probe": 0.8}, max_train=50)
@@ -97,9 +97,9 @@ def test_evaluations_with_different_settings_have_different_names(viewer: Browse
 
 
 def test_a_diverged_run_does_not_show_an_earlier_accuracy(
-    standing: Coordinator, tables: Tables, viewer: Browser
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser
 ) -> None:
-    judged = Judged(standing, tables, "held-out")
+    judged = Judged(shared_coordinator, tables, "held-out")
     judged.add(1, "held-out", {"probe": 0.3, "knn": 0.25, "effective_rank": 7.0})
     judged.add(2, "held-out", {"probe": None, "knn": None, "effective_rank": None})
     for path in (f"/runs/{judged.id}", f"/runs?q={judged.name}"):
@@ -110,9 +110,9 @@ def test_a_diverged_run_does_not_show_an_earlier_accuracy(
 
 
 def test_without_a_data_set_in_the_spec_scores_are_those_of_the_newest_evaluation(
-    standing: Coordinator, tables: Tables, viewer: Browser
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser
 ) -> None:
-    judged = Judged(standing, tables, None)
+    judged = Judged(shared_coordinator, tables, None)
     judged.add(1, "held-out", {"probe": 0.3})
     judged.add(1, "other", {"probe": 0.5})
     found = viewer.get(f"/runs/{judged.id}/curves.json").json()
@@ -120,9 +120,9 @@ def test_without_a_data_set_in_the_spec_scores_are_those_of_the_newest_evaluatio
     assert "on other" in viewer.get(f"/runs/{judged.id}").text
 
 
-def test_the_better_of_two_runs_is_marked(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
+def test_the_better_of_two_runs_is_marked(shared_coordinator: Coordinator, tables: Tables, viewer: Browser) -> None:
     """The measured uniformity is -Lu of the papers, so larger is better."""
-    base, better = (Judged(standing, tables, "held-out") for _ in range(2))
+    base, better = (Judged(shared_coordinator, tables, "held-out") for _ in range(2))
     base.add(1, "held-out", {"probe": 0.3, "alignment": 0.5, "uniformity": 1.0})
     better.add(1, "held-out", {"probe": 0.4, "alignment": 0.25, "uniformity": 3.0})
     text = viewer.get(f"/compare?runs={base.id},{better.id}").text
@@ -132,9 +132,9 @@ def test_the_better_of_two_runs_is_marked(standing: Coordinator, tables: Tables,
 
 
 def test_results_on_different_data_sets_are_labelled_and_not_compared(
-    standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser, own: Judged
 ) -> None:
-    elsewhere = Judged(standing, tables, "other")
+    elsewhere = Judged(shared_coordinator, tables, "other")
     elsewhere.add(1, "other", {"probe": 0.9})
     text = viewer.get(f"/compare?runs={own.id},{elsewhere.id}").text
     assert ["held-out" in cell for cell in _cells(text, "Evaluated on")] == [True, False]
@@ -143,7 +143,7 @@ def test_results_on_different_data_sets_are_labelled_and_not_compared(
 
 
 def test_the_curves_show_the_chosen_measure(
-    standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser, own: Judged
 ) -> None:
     row = "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, %s, NULL, 'loss', %s)"
     for number, value in ((1, 3.0), (2, 2.0)):
@@ -165,11 +165,11 @@ def test_the_curves_are_also_shown_as_a_table(viewer: Browser, own: Judged) -> N
 
 
 def test_runs_with_different_seeds_have_the_same_mean_and_deviation_as_in_the_command(
-    standing: Coordinator, tables: Tables, viewer: Browser
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser
 ) -> None:
     """An unfinished run, a repeated seed and a run with another setting are not included."""
-    runs = [Judged(standing, tables, "held-out", seed=seed) for seed in (0, 1, 2, 0, 4)]
-    runs += [Judged(standing, tables, "held-out", seed=5, num_rounds=7)]
+    runs = [Judged(shared_coordinator, tables, "held-out", seed=seed) for seed in (0, 1, 2, 0, 4)]
+    runs += [Judged(shared_coordinator, tables, "held-out", seed=5, num_rounds=7)]
     for run, probe in zip(runs, (0.41, 0.44, 0.48, 0.99, 0.99, 0.99), strict=True):
         run.add(1, "held-out", {"probe": probe, "uniformity": None if probe == 0.44 else 1.5})
         if run is not runs[4]:
@@ -183,10 +183,10 @@ def test_runs_with_different_seeds_have_the_same_mean_and_deviation_as_in_the_co
 
 
 def test_means_over_seeds_have_the_best_of_all_rounds_if_the_seeds_were_evaluated_after_the_same_ones(
-    standing: Coordinator, tables: Tables, viewer: Browser
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser
 ) -> None:
     """The best round may be one that the curves leave out: they have about 200 of the rounds."""
-    runs = [Judged(standing, tables, "held-out", seed=seed) for seed in (0, 1)]
+    runs = [Judged(shared_coordinator, tables, "held-out", seed=seed) for seed in (0, 1)]
     finished = "UPDATE runs SET state = 'finished', outcome = 'completed' WHERE id = %s"
     for run, probe in zip(runs, (0.75, 0.65), strict=True):
         tables.execute(finished, run.id)
@@ -203,8 +203,10 @@ def test_means_over_seeds_have_the_best_of_all_rounds_if_the_seeds_were_evaluate
     assert cells() == ["50.00 ± 0.00", "–", "–", "–", "–", "–"]
 
 
-def test_names_of_runs_are_text_in_the_drawn_numbers(standing: Coordinator, tables: Tables, viewer: Browser) -> None:
-    judged = Judged(standing, tables, "held-out")
+def test_names_of_runs_are_text_in_the_drawn_numbers(
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser
+) -> None:
+    judged = Judged(shared_coordinator, tables, "held-out")
     name = "</script><b>&\u2028\"'"
     tables.execute("UPDATE runs SET name = %s WHERE id = %s", name, judged.id)
     text = viewer.get(f"/compare?runs={judged.id}").text
@@ -213,9 +215,9 @@ def test_names_of_runs_are_text_in_the_drawn_numbers(standing: Coordinator, tabl
 
 
 def test_accuracies_are_shown_next_to_their_baselines(
-    standing: Coordinator, tables: Tables, viewer: Browser, own: Judged
+    shared_coordinator: Coordinator, tables: Tables, viewer: Browser, own: Judged
 ) -> None:
-    judged = Judged(standing, tables, "ten-classes")
+    judged = Judged(shared_coordinator, tables, "ten-classes")
     assert "first evaluation pending" in viewer.get(f"/runs/{judged.id}").text
     judged.add(0, "ten-classes", {"probe": 0.25, "knn": 0.2}, Chance(0.15, 10))
     first = viewer.get(f"/runs/{judged.id}").text

@@ -19,11 +19,11 @@ def _card(dark: float, *, num_groups: int | None) -> DataCard:
     )
 
 
-def test_a_clients_page_shows_its_data_card(standing: Coordinator, viewer: Browser) -> None:
+def test_a_clients_page_shows_its_data_card(shared_coordinator: Coordinator, viewer: Browser) -> None:
     assert "Data card" not in viewer.get("/clients/a").text
     cards = {"a": _card(1.0, num_groups=56), "b": _card(0.0, num_groups=None), "c": _card(0.0, num_groups=None)}
     for name, card in cards.items():
-        worker = standing.worker(name, register=False)
+        worker = shared_coordinator.worker(name, register=False)
         worker.register(
             Register(worker_version="1", methods={}, device="cpu", num_images=card.num_images, channels=1, image_size=8)
         )

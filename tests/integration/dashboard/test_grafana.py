@@ -9,9 +9,9 @@ from support.coordinator import Coordinator
 DASHBOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "fedssl.json"
 
 
-def test_the_dashboard_uses_increase_and_rate_only_with_counters(standing: Coordinator) -> None:
+def test_the_dashboard_uses_increase_and_rate_only_with_counters(shared_coordinator: Coordinator) -> None:
     """Deleting a run removes its rounds from the tables, which `increase` would take for a counter that was reset."""
-    with standing.http() as http:
+    with shared_coordinator.http() as http:
         shown = http.get("/metrics").text
     gauges = set(re.findall(r"# TYPE (fedssl_\w+) gauge", shown))
     assert {"fedssl_rounds", "fedssl_assignments"} <= gauges

@@ -14,11 +14,11 @@ from fedssl.protocol.work import Progress, Resources
 from fedssl_coordinator.core import database_clock
 from fedssl_coordinator.dashboard.layout import formats
 from fedssl_coordinator.dashboard.runs import run_status
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.judged import add_embedding_map
+from support.evaluated_runs import add_embedding_map
 from support.large_run import add_large_run
 from support.pages import Browser, shape_of
+from support.scenario import Scenario
 from support.tables import Tables
 
 _JOB = (
@@ -35,18 +35,18 @@ def _members(text: str, piece: str) -> list[str]:
 
 
 @pytest.fixture
-def fresh(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Cast]:
+def fresh(shared_coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Scenario]:
     """Yield a run of two clients that waits for its first update.
 
     The run is stopped at the end, so that these clients do not claim its work in a later test.
     """
-    cast = Cast(standing, tables, tmp_path, "xy", name=f"fresh-{uuid4().hex[:6]}", num_rounds=3)
-    yield cast
-    standing.client.stop(cast.id)
+    scenario = Scenario(shared_coordinator, tables, tmp_path, "xy", name=f"fresh-{uuid4().hex[:6]}", num_rounds=3)
+    yield scenario
+    shared_coordinator.client.stop(scenario.id)
 
 
 def test_an_update_brings_the_panels_that_a_page_does_not_have_yet(
-    operator: Browser, fresh: Cast, tables: Tables
+    operator: Browser, fresh: Scenario, tables: Tables
 ) -> None:
     page = operator.get(f"/runs/{fresh.id}").text
     assert 'data-name="loss"' not in page
@@ -64,7 +64,7 @@ def test_an_update_brings_the_panels_that_a_page_does_not_have_yet(
     assert 'id="job"' in operator.get(f"{live}?shape={shape_of(later)}").text
 
 
-def test_a_page_uses_the_clock_of_postgres(viewer: Browser, fresh: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_uses_the_clock_of_postgres(viewer: Browser, fresh: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of the API's machine is two hours fast, which is past the round's deadline."""
 
     class Ahead(datetime):
@@ -84,7 +84,9 @@ def test_a_page_uses_the_clock_of_postgres(viewer: Browser, fresh: Cast, monkeyp
     assert "h ago" not in unescape(viewer.get("/clients/x").text)
 
 
-def test_an_update_brings_the_current_questions_and_downloads(operator: Browser, viewer: Browser, fresh: Cast) -> None:
+def test_an_update_brings_the_current_questions_and_downloads(
+    operator: Browser, viewer: Browser, fresh: Scenario
+) -> None:
     assert "Weights of round 0," in operator.get(f"/runs/{fresh.id}/live").text
     fresh.work("x", "y")
     fresh.advance()
@@ -98,10 +100,10 @@ def test_an_update_brings_the_current_questions_and_downloads(operator: Browser,
 
 
 def test_an_update_adds_the_row_reason_and_colour_of_a_client_that_joins_late(
-    viewer: Browser, fresh: Cast, tables: Tables, standing: Coordinator
+    viewer: Browser, fresh: Scenario, tables: Tables, shared_coordinator: Coordinator
 ) -> None:
     page = viewer.get(f"/runs/{fresh.id}").text
-    standing.worker("late")
+    shared_coordinator.worker("late")
     joins = (
         "INSERT INTO assignments (id, run_id, round_id, round_number, client_id, attempt, state) "
         "SELECT gen_random_uuid(), run_id, round_id, round_number, 'late', 1, 'offered' FROM assignments "
@@ -115,7 +117,7 @@ def test_an_update_adds_the_row_reason_and_colour_of_a_client_that_joins_late(
 
 
 def test_speed_memory_and_newest_events_of_each_client_are_shown(
-    viewer: Browser, fresh: Cast, standing: Coordinator, tables: Tables
+    viewer: Browser, fresh: Scenario, shared_coordinator: Coordinator, tables: Tables
 ) -> None:
     def row(client: str) -> str:
         text = viewer.get(f"/runs/{fresh.id}/clients").text
@@ -141,7 +143,7 @@ def test_speed_memory_and_newest_events_of_each_client_are_shown(
     assert "2.00 GB" in row("x"), "the newest report counts"
     assert "3.04 GB" not in row("x")
     assert "87%" not in row("x")
-    events = [event.message for event in standing.client.event_log(fresh.id) if event.client_id == "x"]
+    events = [event.message for event in shared_coordinator.client.event_log(fresh.id) if event.client_id == "x"]
     assert len(events) > 3
     shown = re.findall(r'<div>.*?<span title="([^"]+)"', row("x"), re.DOTALL)
     assert [unescape(message) for message in shown] == events[:-4:-1]
@@ -159,14 +161,14 @@ def test_rows_and_reasons_have_the_same_clients_in_the_same_order(viewer: Browse
 
 
 def test_a_finished_run_is_live_until_its_last_evaluation_has_ended(
-    viewer: Browser, fresh: Cast, tables: Tables, standing: Coordinator
+    viewer: Browser, fresh: Scenario, tables: Tables, shared_coordinator: Coordinator
 ) -> None:
     def is_live() -> bool:
         text = viewer.get(f"/runs/{fresh.id}").text
         assert shape_of(text) == shape_of(viewer.get(f"/runs/{fresh.id}/live").text)
         return 'data-live="1"' in text
 
-    standing.client.stop(fresh.id)
+    shared_coordinator.client.stop(fresh.id)
     assert not is_live()
     evaluation = uuid4()
     add_embedding_map(tables, fresh.id, evaluation)
@@ -211,7 +213,7 @@ def test_an_update_of_a_missing_run_is_not_found(viewer: Browser) -> None:
     assert viewer.get(f"/runs/{UUID(int=7)}/live?shape=x").status_code == 404
 
 
-def test_a_job_that_no_process_takes_is_shown_as_waiting(operator: Browser, fresh: Cast, tables: Tables) -> None:
+def test_a_job_that_no_process_takes_is_shown_as_waiting(operator: Browser, fresh: Scenario, tables: Tables) -> None:
     queued = (
         "INSERT INTO distillation_jobs (id, run_id, round_number, state, epoch, num_epochs, created_at) "
         "VALUES (gen_random_uuid(), %s, 1, 'queued', 0, 2, now() - %s * interval '1 second')"

@@ -12,7 +12,7 @@ ON = {"on-failed": "on", "on-stalled": "on"}
 HOOK = "https://hooks.example.org/a-secret-path"
 
 
-def test_a_webhook_is_added_and_its_secret_is_shown_once(standing: Coordinator, admin: Browser) -> None:
+def test_a_webhook_is_added_and_its_secret_is_shown_once(shared_coordinator: Coordinator, admin: Browser) -> None:
     answer = admin.send("/notifications", target=HOOK, label="chat <b>", **ON)
     assert answer.status_code == 200
     [secret] = re.findall(r"whsec_[A-Za-z0-9+/=]+", answer.text)
@@ -21,15 +21,15 @@ def test_a_webhook_is_added_and_its_secret_is_shown_once(standing: Coordinator, 
     assert "a-secret-path" not in page
     assert "https://hooks.example.org/..." in page
     assert "chat &lt;b&gt;" in page
-    [found] = [one for one in standing.client.notification_destinations() if one.label == "chat <b>"]
+    [found] = [one for one in shared_coordinator.client.notification_destinations() if one.label == "chat <b>"]
     assert found.topics == ["failed", "stalled"]
 
 
-def test_a_test_notification_is_queued(standing: Coordinator, admin: Browser) -> None:
-    destination = standing.client.create_notification_destination("webhook", "https://hooks.example.org/")
+def test_a_test_notification_is_queued(shared_coordinator: Coordinator, admin: Browser) -> None:
+    destination = shared_coordinator.client.create_notification_destination("webhook", "https://hooks.example.org/")
     answer = admin.send(f"/notifications/{destination.id}/test")
     assert (answer.status_code, answer.headers["location"]) == (303, "/notifications")
-    [delivery] = standing.client.notification_deliveries(destination.id)
+    [delivery] = shared_coordinator.client.notification_deliveries(destination.id)
     assert delivery.topic == "test"
 
 
@@ -53,11 +53,11 @@ def test_an_invalid_destination_is_shown_in_the_form(
 
 
 def test_operators_and_viewers_can_neither_see_nor_add_destinations(
-    standing: Coordinator, operator: Browser, viewer: Browser
+    shared_coordinator: Coordinator, operator: Browser, viewer: Browser
 ) -> None:
-    before = len(list(standing.client.notification_destinations()))
+    before = len(list(shared_coordinator.client.notification_destinations()))
     for browser in (operator, viewer):
         assert browser.get("/notifications").status_code == 403
         assert browser.send("/notifications", target=HOOK, **ON).status_code == 403
         assert "/notifications" not in browser.get("/runs").text
-    assert len(list(standing.client.notification_destinations())) == before
+    assert len(list(shared_coordinator.client.notification_destinations())) == before

@@ -12,8 +12,8 @@ from support.pages import Browser
 
 
 @pytest.fixture
-def nobody(standing: Coordinator) -> Browser:
-    return Browser(standing, None)
+def nobody(shared_coordinator: Coordinator) -> Browser:
+    return Browser(shared_coordinator, None)
 
 
 def test_pages_redirect_to_the_sign_in_without_a_session(nobody: Browser) -> None:
@@ -33,7 +33,7 @@ def test_pages_redirect_to_the_sign_in_without_a_session(nobody: Browser) -> Non
     ],
 )
 def test_signing_in_returns_to_the_page_that_was_requested(
-    standing: Coordinator, nobody: Browser, path: str, page: str | None, back: str
+    shared_coordinator: Coordinator, nobody: Browser, path: str, page: str | None, back: str
 ) -> None:
     """It returns to the whole page with its query, not to a part that a script requested."""
     asked = {"HX-Request": "true", "HX-Current-URL": page} if page else {}
@@ -41,24 +41,28 @@ def test_signing_in_returns_to_the_page_that_was_requested(
     where = answer.headers["hx-redirect" if page else "location"]
     form = nobody.get(where)
     [wanted] = re.findall(r'name="next" value="([^"]*)"', form.text)
-    signed = nobody.http.post("/sign-in", data={"token": standing.operator_token, "next": unescape(wanted)})
+    signed = nobody.http.post("/sign-in", data={"token": shared_coordinator.operator_token, "next": unescape(wanted)})
     assert signed.headers["location"] == back
 
 
-def test_the_cookie_is_http_only_and_does_not_contain_the_token(standing: Coordinator, nobody: Browser) -> None:
-    answer = nobody.http.post("/sign-in", data={"token": f" {standing.operator_token}\n", "next": "/clients"})
+def test_the_cookie_is_http_only_and_does_not_contain_the_token(
+    shared_coordinator: Coordinator, nobody: Browser
+) -> None:
+    answer = nobody.http.post("/sign-in", data={"token": f" {shared_coordinator.operator_token}\n", "next": "/clients"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/clients")
     cookie = answer.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
-    assert standing.operator_token not in cookie
+    assert shared_coordinator.operator_token not in cookie
     assert "secure" not in cookie.lower()
-    assert standing.operator_token not in nobody.get("/runs").text
+    assert shared_coordinator.operator_token not in nobody.get("/runs").text
 
 
 @pytest.mark.parametrize("path", ["//evil.example", "https://evil.example/", "/\\evil.example", "evil", "/a\nb", "//["])
-def test_signing_in_does_not_redirect_to_another_site(standing: Coordinator, nobody: Browser, path: str) -> None:
+def test_signing_in_does_not_redirect_to_another_site(
+    shared_coordinator: Coordinator, nobody: Browser, path: str
+) -> None:
     assert 'name="next" value="/runs"' in nobody.http.get("/sign-in", params={"next": path}).text
-    answer = nobody.http.post("/sign-in", data={"token": standing.operator_token, "next": path})
+    answer = nobody.http.post("/sign-in", data={"token": shared_coordinator.operator_token, "next": path})
     assert answer.headers["location"] == "/runs"
 
 
@@ -71,13 +75,13 @@ def test_a_wrong_token_is_refused_without_a_cookie(nobody: Browser, secret: str)
     assert 'aria-describedby="refused"' in answer.text
 
 
-def test_a_workers_token_cannot_sign_in(standing: Coordinator, nobody: Browser) -> None:
-    answer = nobody.http.post("/sign-in", data={"token": standing.worker_token("w")})
+def test_a_workers_token_cannot_sign_in(shared_coordinator: Coordinator, nobody: Browser) -> None:
+    answer = nobody.http.post("/sign-in", data={"token": shared_coordinator.worker_token("w")})
     assert answer.status_code == 403
     assert "role worker" in answer.text
 
 
-def test_a_changed_cookie_is_refused(standing: Coordinator, operator: Browser, nobody: Browser) -> None:
+def test_a_changed_cookie_is_refused(shared_coordinator: Coordinator, operator: Browser, nobody: Browser) -> None:
     cookie = operator.http.cookies[sessions.COOKIE]
     token_id, until, mac = cookie.split(".")
     later = f"{token_id}.{int(until) + 1}.{mac}"
@@ -95,38 +99,41 @@ def test_a_session_ends_after_its_lifetime(operator: Browser, nobody: Browser, m
     assert nobody.http.get("/runs", headers=headers).status_code == 303
 
 
-def test_a_session_ends_when_its_token_is_revoked(standing: Coordinator) -> None:
-    token = standing.client.create_token("viewer")
-    with Browser(standing, token.secret) as browser:
+def test_a_session_ends_when_its_token_is_revoked(shared_coordinator: Coordinator) -> None:
+    token = shared_coordinator.client.create_token("viewer")
+    with Browser(shared_coordinator, token.secret) as browser:
         assert browser.get("/runs").status_code == 200
-        standing.client.revoke_token(token.id)
+        shared_coordinator.client.revoke_token(token.id)
         assert browser.get("/runs").status_code == 303
 
 
-def test_a_form_can_be_sent_again_after_its_session_has_ended(standing: Coordinator) -> None:
+def test_a_form_can_be_sent_again_after_its_session_has_ended(shared_coordinator: Coordinator) -> None:
     """If the same person signs in again, the entries in the form are not lost."""
-    token, other = standing.client.create_token("operator"), standing.client.create_token("operator")
-    with Browser(standing, token.secret) as before:
+    token, other = (
+        shared_coordinator.client.create_token("operator"),
+        shared_coordinator.client.create_token("operator"),
+    )
+    with Browser(shared_coordinator, token.secret) as before:
         typed = {"csrf": before.csrf, "method": "ssd", "start": "later"}
         before.http.cookies.clear()
         answer = before.http.post("/runs/new", data=typed)
         assert answer.status_code == 401
         assert "reload this page to send the form again" in answer.text
-    with Browser(standing, other.secret) as somebody_else:
+    with Browser(shared_coordinator, other.secret) as somebody_else:
         assert somebody_else.http.post("/runs/new", data=typed).status_code == 403
-    with Browser(standing, token.secret) as again:
+    with Browser(shared_coordinator, token.secret) as again:
         assert again.http.post("/runs/new", data=typed).status_code == 303
 
 
-def test_signing_out_removes_the_cookie(standing: Coordinator) -> None:
-    with Browser(standing, standing.operator_token) as browser:
+def test_signing_out_removes_the_cookie(shared_coordinator: Coordinator) -> None:
+    with Browser(shared_coordinator, shared_coordinator.operator_token) as browser:
         assert browser.http.post("/sign-out").status_code == 403  # the form's secret is missing
         assert browser.send("/sign-out").headers["location"] == "/sign-in"
         assert sessions.COOKIE not in browser.http.cookies
 
 
-def test_a_sign_in_that_another_site_sends_is_refused(standing: Coordinator, nobody: Browser) -> None:
+def test_a_sign_in_that_another_site_sends_is_refused(shared_coordinator: Coordinator, nobody: Browser) -> None:
     for headers in ({"Origin": "https://evil.example"}, {"Origin": "https://["}, {"Sec-Fetch-Site": "cross-site"}):
-        answer = nobody.http.post("/sign-in", data={"token": standing.operator_token}, headers=headers)
+        answer = nobody.http.post("/sign-in", data={"token": shared_coordinator.operator_token}, headers=headers)
         assert answer.status_code == 403
         assert "set-cookie" not in answer.headers

@@ -9,9 +9,9 @@ from uuid import uuid4
 import pytest
 
 from fedssl.protocol.site_work import SiteAnswer
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.pages import Browser, shape_of
+from support.scenario import Scenario
 from support.site_counts import CROSS_SITE, SITES, counts, cross_counts, site_head
 from support.tables import Tables
 
@@ -19,21 +19,25 @@ EVALUATION = {"at": "sites", "every": 1, "measures": ["knn"], "sites": {**SITES,
 
 
 @pytest.fixture
-def judged(standing: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Cast]:
+def judged(shared_coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Iterator[Scenario]:
     """Yield a run of three sites that are asked to evaluate its first weights."""
-    cast = Cast(standing, tables, tmp_path, "pqr", name=f"judged-{uuid4().hex[:6]}", evaluation=EVALUATION)
-    yield cast
-    standing.client.stop(cast.id)
-    tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", cast.id)  # otherwise a later test would claim them
+    scenario = Scenario(
+        shared_coordinator, tables, tmp_path, "pqr", name=f"judged-{uuid4().hex[:6]}", evaluation=EVALUATION
+    )
+    yield scenario
+    shared_coordinator.client.stop(scenario.id)
+    tables.execute(
+        "DELETE FROM site_evaluations WHERE run_id = %s", scenario.id
+    )  # otherwise a later test would claim them
 
 
-def _answer(cast: Cast, name: str, right: int = 3, wrong: int = 1, refusal: str | None = None) -> None:
-    item = cast.workers[name].claim_site_evaluation()
+def _answer(scenario: Scenario, name: str, right: int = 3, wrong: int = 1, refusal: str | None = None) -> None:
+    item = scenario.workers[name].claim_site_evaluation()
     assert item is not None
-    assert item.run_id == cast.id
+    assert item.run_id == scenario.id
     own = None if refusal else counts(right, wrong)
     answer = SiteAnswer(evaluation_id=item.evaluation_id, round_number=item.round_number, counts=own, refusal=refusal)
-    cast.workers[name].answer_site_evaluation(answer)
+    scenario.workers[name].answer_site_evaluation(answer)
 
 
 def _panel(text: str) -> str:
@@ -53,7 +57,7 @@ def _words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_sites_are_rows_and_rounds_are_columns_newest_first(viewer: Browser, judged: Cast) -> None:
+def test_sites_are_rows_and_rounds_are_columns_newest_first(viewer: Browser, judged: Scenario) -> None:
     for name, (right, wrong) in {"p": (3, 1), "q": (1, 3), "r": (4, 0)}.items():
         _answer(judged, name, right, wrong)
     judged.work("p", "q", "r")
@@ -73,7 +77,7 @@ def test_sites_are_rows_and_rounds_are_columns_newest_first(viewer: Browser, jud
     assert rows["r"] == ["no answer yet", "100.0%", "has not answered yet"]
 
 
-def test_sites_without_a_number_show_a_text_and_the_reason(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_sites_without_a_number_show_a_text_and_the_reason(viewer: Browser, judged: Scenario, tables: Tables) -> None:
     _answer(judged, "p", refusal="the <b>policy</b> forbids it")
     tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes' WHERE id = 'q'")
     tables.execute(
@@ -92,7 +96,7 @@ def test_sites_without_a_number_show_a_text_and_the_reason(viewer: Browser, judg
     tables.execute("UPDATE clients SET last_seen_at = now() WHERE id = 'q'")
 
 
-def test_a_diverged_site_is_the_worst_site(viewer: Browser, judged: Cast) -> None:
+def test_a_diverged_site_is_the_worst_site(viewer: Browser, judged: Scenario) -> None:
     _answer(judged, "p")
     item = judged.workers["q"].claim_site_evaluation()
     assert item is not None
@@ -105,7 +109,9 @@ def test_a_diverged_site_is_the_worst_site(viewer: Browser, judged: Cast) -> Non
     assert (rows["Worst site"][0], rows["Mean"][0]) == ("q diverged", "diverged")
 
 
-def test_a_site_that_joined_late_is_shown_as_not_asked_before(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_a_site_that_joined_late_is_shown_as_not_asked_before(
+    viewer: Browser, judged: Scenario, tables: Tables
+) -> None:
     tables.execute("DELETE FROM site_evaluations WHERE run_id = %s AND client_id = 'r'", judged.id)
     judged.work("p", "q", "r")
     judged.advance()
@@ -113,7 +119,9 @@ def test_a_site_that_joined_late_is_shown_as_not_asked_before(viewer: Browser, j
     assert rows["r"][:2] == ["no answer yet", "not asked"]
 
 
-def test_a_remark_names_its_round_if_it_is_not_about_the_newest(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_a_remark_names_its_round_if_it_is_not_about_the_newest(
+    viewer: Browser, judged: Scenario, tables: Tables
+) -> None:
     _answer(judged, "r", refusal="no labels")
     judged.work("p", "q", "r")
     judged.advance()
@@ -122,7 +130,7 @@ def test_a_remark_names_its_round_if_it_is_not_about_the_newest(viewer: Browser,
     assert rows["r"] == ["not asked", "declined", "Before training: declined: no labels"]
 
 
-def test_an_open_page_gets_the_updated_panel_after_an_answer(viewer: Browser, judged: Cast) -> None:
+def test_an_open_page_gets_the_updated_panel_after_an_answer(viewer: Browser, judged: Scenario) -> None:
     live = f"/runs/{judged.id}/live?shape="
     shape = shape_of(viewer.get(f"/runs/{judged.id}").text)
     assert "At the sites" not in viewer.get(live + shape).text
@@ -133,9 +141,9 @@ def test_an_open_page_gets_the_updated_panel_after_an_answer(viewer: Browser, ju
 
 
 def test_a_finished_run_stays_live_while_its_sites_evaluate(
-    viewer: Browser, judged: Cast, tables: Tables, standing: Coordinator
+    viewer: Browser, judged: Scenario, tables: Tables, shared_coordinator: Coordinator
 ) -> None:
-    standing.client.stop(judged.id)
+    shared_coordinator.client.stop(judged.id)
     assert 'data-live="1"' in viewer.get(f"/runs/{judged.id}").text
     for name in "pqr":
         _answer(judged, name)
@@ -143,7 +151,7 @@ def test_a_finished_run_stays_live_while_its_sites_evaluate(
 
 
 def test_only_the_lowest_of_many_sites_are_shown(
-    viewer: Browser, judged: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
+    viewer: Browser, judged: Scenario, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedssl_coordinator.dashboard.run.sites.SHOWN_SITES", 2)
     for name, right in {"p": 4, "q": 1}.items():
@@ -153,14 +161,14 @@ def test_only_the_lowest_of_many_sites_are_shown(
     assert [name for name in _rows(text) if name in "pqr"] == ["q", "p"]
 
 
-def test_the_panel_explains_when_sites_will_be_asked(viewer: Browser, judged: Cast, tables: Tables) -> None:
+def test_the_panel_explains_when_sites_will_be_asked(viewer: Browser, judged: Scenario, tables: Tables) -> None:
     tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", judged.id)
     text = _words(_panel(viewer.get(f"/runs/{judged.id}").text))
     assert "No site has been asked yet." in text
     assert "before training, after every 1 round and after the last one, and sends only counts." in text
 
 
-def test_the_coordinators_own_panels_explain_that_only_sites_evaluate(viewer: Browser, judged: Cast) -> None:
+def test_the_coordinators_own_panels_explain_that_only_sites_evaluate(viewer: Browser, judged: Scenario) -> None:
     text = viewer.get(f"/runs/{judged.id}").text
     assert "None, frozen encoder" not in text
     assert "evaluated at the sites" in text
@@ -168,20 +176,20 @@ def test_the_coordinators_own_panels_explain_that_only_sites_evaluate(viewer: Br
     assert "The spec does not request an evaluation" not in text
 
 
-def test_a_clients_page_counts_the_evaluations_that_it_answered(viewer: Browser, judged: Cast) -> None:
+def test_a_clients_page_counts_the_evaluations_that_it_answered(viewer: Browser, judged: Scenario) -> None:
     path = "/clients/p"
     assert "counted on its labelled images" not in viewer.get(path).text
     _answer(judged, "p")
     assert "what it counted on its labelled images, in 1 evaluation at the sites" in viewer.get(path).text
 
 
-def test_a_run_without_evaluations_at_its_sites_has_no_such_panel(viewer: Browser, cast: Cast) -> None:
-    assert cast.run.spec.site_evaluation is None
-    assert "At the sites" not in viewer.get(f"/runs/{cast.id}").text
+def test_a_run_without_evaluations_at_its_sites_has_no_such_panel(viewer: Browser, scenario: Scenario) -> None:
+    assert scenario.run.spec.site_evaluation is None
+    assert "At the sites" not in viewer.get(f"/runs/{scenario.id}").text
 
 
 def test_an_evaluation_at_the_sites_is_requested_from_the_page(
-    operator: Browser, viewer: Browser, judged: Cast
+    operator: Browser, viewer: Browser, judged: Scenario
 ) -> None:
     _answer(judged, "p", refusal="no labels")
     path = f"/runs/{judged.id}/evaluate"
@@ -199,24 +207,26 @@ def test_an_evaluation_at_the_sites_is_requested_from_the_page(
     assert _rows(viewer.get(f"/runs/{judged.id}").text)["p"][0] == "no answer yet"
 
 
-def test_a_run_without_evaluations_at_its_sites_has_no_form_for_them(operator: Browser, cast: Cast) -> None:
-    path = f"/runs/{cast.id}/evaluate"
+def test_a_run_without_evaluations_at_its_sites_has_no_form_for_them(operator: Browser, scenario: Scenario) -> None:
+    path = f"/runs/{scenario.id}/evaluate"
     assert "Evaluate at the sites" not in operator.get(path).text
     assert "has no evaluation at the sites" in operator.send(path, at="sites").text
 
 
 def test_the_sites_classifiers_are_shown_as_a_table_of_sites_by_sites(
-    viewer: Browser, standing: Coordinator, tables: Tables, tmp_path: Path
+    viewer: Browser, shared_coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(standing, tables, tmp_path, "pqr", name=f"crossed-{uuid4().hex[:6]}", evaluation=CROSS_SITE)
+    scenario = Scenario(
+        shared_coordinator, tables, tmp_path, "pqr", name=f"crossed-{uuid4().hex[:6]}", evaluation=CROSS_SITE
+    )
     for name, right in (("p", 3), ("q", 1), ("q", 2)):
-        item = cast.workers[name].claim_site_evaluation()
+        item = scenario.workers[name].claim_site_evaluation()
         assert item is not None
         answer = {"evaluation_id": item.evaluation_id, "round_number": 0, "head": None if item.head else site_head()}
-        cast.workers[name].answer_site_evaluation(SiteAnswer(counts=cross_counts(right, 4 - right), **answer))
-    text = viewer.get(f"/runs/{cast.id}").text
+        scenario.workers[name].answer_site_evaluation(SiteAnswer(counts=cross_counts(right, 4 - right), **answer))
+    text = viewer.get(f"/runs/{scenario.id}").text
     assert "Before training: each site's own classifier on the images of every site" in _words(_panel(text))
     assert _rows(text)["p"] == ["75.0%", "50.0%"]
     assert _rows(text)["q"] == ["no answer yet", "25.0%"]
-    standing.client.stop(cast.id)
-    tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", cast.id)
+    shared_coordinator.client.stop(scenario.id)
+    tables.execute("DELETE FROM site_evaluations WHERE run_id = %s", scenario.id)

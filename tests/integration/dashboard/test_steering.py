@@ -22,27 +22,29 @@ from support.tables import Tables
 WITH_PUBLIC_DATA = ("fedca", "flesd")
 
 
-def _run(standing: Coordinator) -> str:
-    return str(standing.client.create_run(tiny_spec(name="steered", cohort={"min_clients": 90}), start=False).id)
+def _run(shared_coordinator: Coordinator) -> str:
+    return str(
+        shared_coordinator.client.create_run(tiny_spec(name="steered", cohort={"min_clients": 90}), start=False).id
+    )
 
 
-def test_a_run_is_started_paused_resumed_and_stopped(standing: Coordinator, operator: Browser) -> None:
-    run = _run(standing)
+def test_a_run_is_started_paused_resumed_and_stopped(shared_coordinator: Coordinator, operator: Browser) -> None:
+    run = _run(shared_coordinator)
     for verb, state in (("start", "running"), ("pause", "paused"), ("resume", "running"), ("stop", "finished")):
         assert f'action="/runs/{run}/{verb}"' in operator.get(f"/runs/{run}/{verb}/confirm").text
         answer = operator.send(f"/runs/{run}/{verb}")
         assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run}")
         assert operator.get(f"/runs/{run}/spec").status_code == 200
-        assert standing.client.run(run).state == state
+        assert shared_coordinator.client.run(run).state == state
     for verb in ("start", "pause", "resume", "stop"):  # each would be refused
         assert operator.get(f"/runs/{run}/{verb}/confirm").headers["location"] == f"/runs/{run}"
     assert operator.send(f"/runs/{run}/resume").status_code == 409
 
 
-def test_a_failed_run_can_be_resumed_from_its_page(standing: Coordinator, operator: Browser) -> None:
-    run = _run(standing)
+def test_a_failed_run_can_be_resumed_from_its_page(shared_coordinator: Coordinator, operator: Browser) -> None:
+    run = _run(shared_coordinator)
     assert f'href="/runs/{run}/resume/confirm"' not in operator.get(f"/runs/{run}").text
-    with Tables(standing.database_url) as tables:
+    with Tables(shared_coordinator.database_url) as tables:
         tables.execute("UPDATE runs SET state = 'finished', outcome = 'failed', reason = 'no GPU' WHERE id = %s", run)
     page = operator.get(f"/runs/{run}").text
     assert f'href="/runs/{run}/resume/confirm"' in page
@@ -50,56 +52,58 @@ def test_a_failed_run_can_be_resumed_from_its_page(standing: Coordinator, operat
     assert not re.search("appear with|Appears after|First evaluation after|waits for|to make one", page)
     assert "It failed because: no GPU." in operator.get(f"/runs/{run}/resume/confirm").text
     assert operator.send(f"/runs/{run}/resume").status_code == 303
-    assert standing.client.run(run).state == "running"
-    standing.client.stop(run)
+    assert shared_coordinator.client.run(run).state == "running"
+    shared_coordinator.client.stop(run)
 
 
 @pytest.mark.parametrize("fields", [{}, {"csrf": ""}, {"csrf": "0" * 64}, {"csrf": "ä"}])
 def test_a_form_without_the_sessions_secret_changes_nothing(
-    standing: Coordinator, operator: Browser, fields: dict[str, str]
+    shared_coordinator: Coordinator, operator: Browser, fields: dict[str, str]
 ) -> None:
-    run = _run(standing)
+    run = _run(shared_coordinator)
     assert operator.http.post(f"/runs/{run}/stop", data=fields).status_code == 403
-    assert standing.client.run(run).state == "created"
+    assert shared_coordinator.client.run(run).state == "created"
 
 
-def test_the_secret_of_another_session_is_refused(standing: Coordinator, operator: Browser, admin: Browser) -> None:
-    run = _run(standing)
+def test_the_secret_of_another_session_is_refused(
+    shared_coordinator: Coordinator, operator: Browser, admin: Browser
+) -> None:
+    run = _run(shared_coordinator)
     assert operator.http.post(f"/runs/{run}/stop", data={"csrf": admin.csrf}).status_code == 403
-    assert standing.client.run(run).state == "created"
+    assert shared_coordinator.client.run(run).state == "created"
 
 
-def test_a_form_from_another_site_changes_nothing(standing: Coordinator, operator: Browser) -> None:
-    run = _run(standing)
+def test_a_form_from_another_site_changes_nothing(shared_coordinator: Coordinator, operator: Browser) -> None:
+    run = _run(shared_coordinator)
     for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
         assert operator.send(f"/runs/{run}/stop", headers=headers).status_code == 403
-    assert standing.client.run(run).state == "created"
+    assert shared_coordinator.client.run(run).state == "created"
 
 
-def test_a_viewer_cannot_change_anything(standing: Coordinator, viewer: Browser) -> None:
-    run = _run(standing)
+def test_a_viewer_cannot_change_anything(shared_coordinator: Coordinator, viewer: Browser) -> None:
+    run = _run(shared_coordinator)
     for path in (f"/runs/{run}/stop", f"/runs/{run}/start", "/runs/new", "/clients/a/revoke"):
         assert viewer.send(path, method="ssd", name="a").status_code == 403
-    assert standing.client.run(run).state == "created"
+    assert shared_coordinator.client.run(run).state == "created"
     assert "/stop" not in viewer.get(f"/runs/{run}").text
 
 
 def test_only_an_admin_may_revoke_a_client_and_must_type_its_name(
-    standing: Coordinator, operator: Browser, admin: Browser, tables: Tables
+    shared_coordinator: Coordinator, operator: Browser, admin: Browser, tables: Tables
 ) -> None:
-    standing.worker("leaver")
+    shared_coordinator.worker("leaver")
     assert operator.send("/clients/leaver/revoke", name="leaver").status_code == 403
     assert "Revoke" not in operator.get("/clients/leaver").text
     for typed in ("", "Leaver", "leaver "):
         answer = admin.send("/clients/leaver/revoke", name=typed)
         assert answer.status_code == 422
         assert fields_with_a_mistake(answer.text) == ["name"]
-    assert standing.client.client("leaver").revoked_at is None
+    assert shared_coordinator.client.client("leaver").revoked_at is None
     assert admin.send("/clients/leaver/revoke", name="leaver").status_code == 303
-    assert standing.client.client("leaver").revoked_at is not None
+    assert shared_coordinator.client.client("leaver").revoked_at is not None
 
 
-def test_the_form_creates_the_run_that_it_shows_once(standing: Coordinator, operator: Browser) -> None:
+def test_the_form_creates_the_run_that_it_shows_once(shared_coordinator: Coordinator, operator: Browser) -> None:
     fields = {
         "method": "fedbyol",
         "key": "ab12",
@@ -115,7 +119,7 @@ def test_the_form_creates_the_run_that_it_shows_once(standing: Coordinator, oper
     assert (
         operator.send("/runs/new", **fields).headers["location"] == first.headers["location"]
     )  # it was sent twice but created once
-    spec = standing.client.run(first.headers["location"].removeprefix("/runs/")).spec
+    spec = shared_coordinator.client.run(first.headers["location"].removeprefix("/runs/")).spec
     assert (spec.name, spec.method.name, spec.cohort.without_quorum) == ("from the form", "fedbyol", "skip")
     assert spec.training.optimizer.learning_rate == 0.01
     assert spec.training.drop_last is False
@@ -125,7 +129,7 @@ def test_the_form_creates_the_run_that_it_shows_once(standing: Coordinator, oper
 @pytest.mark.full(but=6)
 @pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
 def test_every_methods_form_opens_and_creates_the_run_that_it_shows(
-    standing: Coordinator, operator: Browser, method: str
+    shared_coordinator: Coordinator, operator: Browser, method: str
 ) -> None:
     fields = {"spec.name": f"{method} from its form", "spec.num_rounds": "3", "spec.seed": "11"}
     if method in WITH_PUBLIC_DATA:
@@ -140,7 +144,7 @@ def test_every_methods_form_opens_and_creates_the_run_that_it_shows(
     assert "These settings are valid" in checked.text
     made = operator.send("/runs/new", method=method, start="later", **fields)
     assert made.status_code == 303, made.text
-    spec = standing.client.run(made.headers["location"].removeprefix("/runs/")).spec
+    spec = shared_coordinator.client.run(made.headers["location"].removeprefix("/runs/")).spec
     assert spec == RunSpec.model_validate(_given(checked.text))
     assert (spec.method.name, spec.num_rounds, spec.seed) == (method, 3, 11)
 
@@ -161,12 +165,12 @@ _SECURE: dict[str, Any] = {"aggregation": {"arithmetic": "fixed"}, "secure_aggre
 
 
 @pytest.mark.parametrize("method", sorted(METHOD_CONFIGS))
-@pytest.mark.parametrize("changes", [{}, _NONE], ids=["as it is", "with none of some"])
+@pytest.mark.parametrize("changes", [{}, _NONE], ids=["unchanged", "with every optional section"])
 def test_a_form_filled_from_a_run_gives_the_same_spec(
-    standing: Coordinator, operator: Browser, tables: Tables, method: str, changes: dict[str, Any]
+    shared_coordinator: Coordinator, operator: Browser, tables: Tables, method: str, changes: dict[str, Any]
 ) -> None:
     spec = method_spec(method, **changes)
-    run = standing.client.create_run(method_spec(method), start=False).id
+    run = shared_coordinator.client.create_run(method_spec(method), start=False).id
     tables.execute("UPDATE runs SET spec = %s WHERE id = %s", Jsonb(spec.model_dump(mode="json")), run)
     page = operator.get(f"/runs/new?from={run}")
     assert page.status_code == 200
@@ -175,19 +179,19 @@ def test_a_form_filled_from_a_run_gives_the_same_spec(
 
 @pytest.mark.parametrize("changes", [_SECURE, {"upload": {"dtype": "bfloat16"}}], ids=["secure", "half the bytes"])
 def test_a_copied_run_keeps_secure_aggregation_and_the_upload_format(
-    standing: Coordinator, operator: Browser, changes: dict[str, Any]
+    shared_coordinator: Coordinator, operator: Browser, changes: dict[str, Any]
 ) -> None:
-    run = standing.client.create_run(method_spec("fedsimclr", **changes), start=False)
+    run = shared_coordinator.client.create_run(method_spec("fedsimclr", **changes), start=False)
     page = operator.get(f"/runs/new?from={run.id}")
     assert RunSpec.model_validate(_given(page.text)) == run.spec
 
 
 def test_a_form_can_set_none_if_the_default_is_an_object(
-    standing: Coordinator, operator: Browser, tables: Tables
+    shared_coordinator: Coordinator, operator: Browser, tables: Tables
 ) -> None:
     model = {"encoder": {"widths": [8, 16]}, "projector": None}
     spec = method_spec("supervised", model=model)
-    run = standing.client.create_run(spec, start=False).id
+    run = shared_coordinator.client.create_run(spec, start=False).id
     assert RunSpec.model_validate(_given(operator.get(f"/runs/new?from={run}").text)) == spec
     both = {"spec.model.projector": "null", "spec.model.projector.out_dim": "8"}
     checked = operator.send("/runs/new/check", method="supervised", **both)
@@ -238,7 +242,7 @@ def test_valid_settings_are_reported_as_valid(viewer: Browser) -> None:
     assert viewer.send("/runs/new/check", method="nonsense").status_code == 404
 
 
-def test_the_form_can_start_from_a_template(standing: Coordinator, operator: Browser) -> None:
+def test_the_form_can_start_from_a_template(shared_coordinator: Coordinator, operator: Browser) -> None:
     for name in ("quick", "ssd"):
         page = operator.get(f"/runs/new?template={name}")
         assert "These settings are valid" in page.text, name
@@ -264,8 +268,8 @@ def test_a_form_has_every_section_of_a_spec_with_whole_sentences() -> None:
         assert [each.name for each in [*sections, *options] if each.description[-1:] not in ("", ".")] == []
 
 
-def test_clients_are_picked_by_name(standing: Coordinator, operator: Browser) -> None:
-    standing.worker("picked")
+def test_clients_are_picked_by_name(shared_coordinator: Coordinator, operator: Browser) -> None:
+    shared_coordinator.worker("picked")
     page = operator.get("/runs/new").text
     assert 'name="client.picked"' in page
     fields = {"client.picked": "on", "spec.cohort.clients": "later-1 later-2"}
@@ -289,9 +293,9 @@ def test_add_ons_are_chosen_on_cards_with_their_own_settings(operator: Browser) 
 
 
 def test_the_estimate_lists_the_clients_that_are_left_out(
-    standing: Coordinator, operator: Browser, viewer: Browser, tables: Tables
+    shared_coordinator: Coordinator, operator: Browser, viewer: Browser, tables: Tables
 ) -> None:
-    standing.worker("grey")
+    shared_coordinator.worker("grey")
     tables.execute("UPDATE clients SET methods = %s WHERE id = 'grey'", Jsonb({"fedbyol": 1}))
     text = operator.send("/runs/new/check", method="ssd").text
     assert "Clients that would take part" in text
@@ -300,10 +304,10 @@ def test_the_estimate_lists_the_clients_that_are_left_out(
     assert 'id="estimate"' not in viewer.send("/runs/new/check", method="ssd").text
 
 
-def test_a_spec_without_a_plan_is_reported_at_its_field(standing: Coordinator, operator: Browser) -> None:
+def test_a_spec_without_a_plan_is_reported_at_its_field(shared_coordinator: Coordinator, operator: Browser) -> None:
     fields = {"method": "fedsimclr", "spec.model.trainable": "layer9.*"}
     assert "being computed" in operator.send("/runs/new/check", **fields).text
-    standing.compute_plans()
+    shared_coordinator.compute_plans()
     checked = operator.send("/runs/new/check", **fields).text
     assert 'data-key="model.trainable"' in checked
     assert "layer9.*, which matches no parameter of the encoder" in checked
@@ -312,11 +316,11 @@ def test_a_spec_without_a_plan_is_reported_at_its_field(standing: Coordinator, o
 
 
 def test_clients_that_cannot_take_part_are_reported_at_their_field(
-    standing: Coordinator, operator: Browser, tables: Tables
+    shared_coordinator: Coordinator, operator: Browser, tables: Tables
 ) -> None:
     names = ("old-1", "old-2")
     for name in names:
-        standing.worker(name)
+        shared_coordinator.worker(name)
         tables.execute("UPDATE clients SET methods = %s WHERE id = %s", Jsonb({"fedbyol": 1}), name)
     picked = {f"client.{name}": "on" for name in names}
     answer = operator.send("/runs/new", method="ssd", **picked)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedssl.aggregation import AggregationError, is_batch_norm_buffer, layerwise_divergence_aware, weighted_mean
-from support.tensors import normal
+from support.tensors import standard_normal
 
 
 def test_l_dawa_matches_a_hand_calculation() -> None:
@@ -27,9 +27,12 @@ def test_l_dawa_matches_a_hand_calculation() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_l_dawa_matches_its_equation(seed: int, dtype: torch.dtype) -> None:
     shapes = {"conv.weight": (4, 3, 2), "fc.bias": (5,)}
-    previous = {name: normal(*shape, seed=seed, dtype=dtype) for name, shape in shapes.items()}
+    previous = {name: standard_normal(*shape, seed=seed, dtype=dtype) for name, shape in shapes.items()}
     updates = [
-        {name: 0.5 * previous[name] + normal(*shape, seed=seed + 10 * k, dtype=dtype) for name, shape in shapes.items()}
+        {
+            name: 0.5 * previous[name] + standard_normal(*shape, seed=seed + 10 * k, dtype=dtype)
+            for name, shape in shapes.items()
+        }
         for k in (1, 2, 3)
     ]
     combined = layerwise_divergence_aware(iter(updates), previous)
@@ -47,7 +50,10 @@ def test_l_dawa_matches_its_equation(seed: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_clients_equal_to_the_global_model_return_it_unchanged(dtype: torch.dtype) -> None:
-    previous = {"w": normal(1000, seed=0, dtype=dtype), "bn.running_var": normal(5, seed=1, dtype=dtype).abs()}
+    previous = {
+        "w": standard_normal(1000, seed=0, dtype=dtype),
+        "bn.running_var": standard_normal(5, seed=1, dtype=dtype).abs(),
+    }
     combined = layerwise_divergence_aware([previous] * 3, previous)
     mean = weighted_mean([previous] * 3, [1, 1, 1])
     for name, tensor in previous.items():
@@ -56,7 +62,7 @@ def test_clients_equal_to_the_global_model_return_it_unchanged(dtype: torch.dtyp
 
 
 def test_clients_that_only_changed_in_length_are_averaged_plainly() -> None:
-    previous = {"w": normal(50, seed=0)}
+    previous = {"w": standard_normal(50, seed=0)}
     updates = [{"w": previous["w"] * factor} for factor in (0.5, 1.0, 3.0)]
     combined = layerwise_divergence_aware(updates, previous)
     torch.testing.assert_close(combined["w"], weighted_mean(updates, [1, 1, 1])["w"], rtol=1e-14, atol=0)

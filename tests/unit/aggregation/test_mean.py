@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedssl.aggregation import AggregationError, weighted_mean
 from fedssl.aggregation import mean as mean_module
-from support.tensors import normal
+from support.tensors import standard_normal
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -39,7 +39,7 @@ def test_weighted_mean_matches_a_hand_calculation() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_result_is_the_exact_mean_rounded_once(seed: int, dtype: torch.dtype) -> None:
-    updates = [normal(3, 5, seed=10 * seed + k, dtype=dtype) for k in range(7)]
+    updates = [standard_normal(3, 5, seed=10 * seed + k, dtype=dtype) for k in range(7)]
     weights = [13, 1, 250, 42, 8, 99, 1000]
     mean = weighted_mean([{"w": update} for update in updates], weights)["w"]
     assert mean.dtype == dtype
@@ -53,7 +53,7 @@ def test_the_result_is_the_exact_mean_rounded_once(seed: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_equal_updates_are_returned_unchanged(dtype: torch.dtype) -> None:
-    update = {"w": normal(1000, seed=0, dtype=dtype)}
+    update = {"w": standard_normal(1000, seed=0, dtype=dtype)}
     for weights in ([0.1, 0.2, 0.3], [1] * 7, [1e-300, 1.0, 1e300], [math.pi, math.e]):
         assert torch.equal(weighted_mean([update] * len(weights), weights)["w"], update["w"])
 
@@ -103,7 +103,9 @@ def test_a_bfloat16_mean_is_not_rounded_twice() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounding_agrees_with_a_search_over_all_neighbours(dtype: torch.dtype) -> None:
-    exact = torch.cat([normal(2000, seed=0), normal(500, seed=1) * 1e-6, normal(500, seed=2) * 1e-40])
+    exact = torch.cat(
+        [standard_normal(2000, seed=0), standard_normal(500, seed=1) * 1e-6, standard_normal(500, seed=2) * 1e-40]
+    )
     nearest = exact.to(dtype)
     bits = nearest.view(torch.int16)
     candidates = torch.stack([(bits + shift).view(dtype).double() for shift in (-1, 0, 1)])
@@ -122,7 +124,7 @@ def test_values_that_are_not_finite_stay_not_finite() -> None:
 
 
 def test_the_order_of_names_and_the_memory_layout_have_no_influence() -> None:
-    w = normal(4, 3, seed=0)
+    w = standard_normal(4, 3, seed=0)
     updates = [{"b": torch.ones(0), "a": w.T.contiguous().T}, {"a": w + 1, "b": torch.ones(0)}]
     mean = weighted_mean(updates, [1, 1])
     assert list(mean) == ["a", "b"]
@@ -141,7 +143,7 @@ def test_a_result_shares_no_memory_with_the_updates_and_has_no_gradient() -> Non
 
 
 def test_a_tensor_averaged_in_pieces_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = [{"w": normal(5, 7, seed=k)} for k in range(3)]
+    updates = [{"w": standard_normal(5, 7, seed=k)} for k in range(3)]
     whole = weighted_mean(updates, [1, 2, 3])["w"]
     monkeypatch.setitem(mean_module.chunks.__kwdefaults__, "size", 4)
     assert torch.equal(weighted_mean(updates, [1, 2, 3])["w"], whole)

@@ -14,7 +14,7 @@ from fedssl.aggregation import (
     weighted_mean,
 )
 from fedssl.aggregation import min_norm as min_norm_module
-from support.tensors import normal
+from support.tensors import standard_normal
 
 
 def test_weights_of_two_clients_match_a_hand_calculation() -> None:
@@ -45,7 +45,7 @@ def test_weights_of_three_clients_match_hand_calculations() -> None:
 
 def test_weights_of_two_clients_match_the_closed_form() -> None:
     for seed in range(50):
-        a, b = normal(2, 6, seed=seed)
+        a, b = standard_normal(2, 6, seed=seed)
         share = float(np.clip(float(b @ (b - a)) / float((a - b) @ (a - b)), 0, 1))
         assert min_norm_weights(torch.stack([a, b])).tolist() == pytest.approx([share, 1 - share], rel=1e-12, abs=1e-12)
 
@@ -53,7 +53,7 @@ def test_weights_of_two_clients_match_the_closed_form() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_norm_matches_a_quadratic_programme(seed: int) -> None:
     # Nonnegative least squares finds the point too: min |G^T w|^2 + (M (sum w - 1))^2 for a large M, then normalise.
-    gradients = normal(2 + seed % 6, 2 + seed % 4, seed=seed) + 0.3 * (seed % 3)
+    gradients = standard_normal(2 + seed % 6, 2 + seed % 4, seed=seed) + 0.3 * (seed % 3)
     large = 1e4
     system = np.vstack([gradients.numpy().T, large * np.ones(len(gradients))])
     goal = np.append(np.zeros(gradients.shape[1]), large)
@@ -65,7 +65,7 @@ def test_the_norm_matches_a_quadratic_programme(seed: int) -> None:
 def test_degenerate_sets_of_gradients_have_valid_weights() -> None:
     assert min_norm_weights(torch.ones(1, 3)).tolist() == [1.0]
     assert min_norm_weights(torch.zeros(4, 3)).tolist() == [0.25] * 4
-    repeated = normal(1, 5, seed=0).expand(6, 5)
+    repeated = standard_normal(1, 5, seed=0).expand(6, 5)
     weights = min_norm_weights(repeated)
     assert float(weights.sum()) == pytest.approx(1)
     torch.testing.assert_close(weights @ repeated, repeated[0])
@@ -76,7 +76,7 @@ def test_degenerate_sets_of_gradients_have_valid_weights() -> None:
 def test_a_common_scale_and_the_split_into_columns_have_no_influence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gradients = normal(5, 40, seed=3)
+    gradients = standard_normal(5, 40, seed=3)
     weights = min_norm_weights(gradients)
     for scale in (1e-12, 1e12):
         torch.testing.assert_close(min_norm_weights(scale * gradients), weights, rtol=1e-9, atol=1e-12)
@@ -99,7 +99,9 @@ def test_malformed_gradients_are_refused() -> None:
 def drifted(previous: dict[str, Tensor], count: int, seed: int) -> list[dict[str, Tensor]]:
     return [
         {
-            name: x + 1 + k if not x.is_floating_point() else x + (1 + k) * normal(*x.shape, seed=seed + k).to(x.dtype)
+            name: x + 1 + k
+            if not x.is_floating_point()
+            else x + (1 + k) * standard_normal(*x.shape, seed=seed + k).to(x.dtype)
             for name, x in previous.items()
         }
         for k in range(count)
@@ -108,9 +110,9 @@ def drifted(previous: dict[str, Tensor], count: int, seed: int) -> list[dict[str
 
 def model(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     return {
-        "b.weight": normal(3, 4, seed=1).to(dtype),
-        "a.bias": normal(5, seed=2).to(dtype),
-        "bn.running_mean": normal(5, seed=3).to(dtype),
+        "b.weight": standard_normal(3, 4, seed=1).to(dtype),
+        "a.bias": standard_normal(5, seed=2).to(dtype),
+        "bn.running_mean": standard_normal(5, seed=3).to(dtype),
         "bn.num_batches_tracked": torch.tensor(7),
     }
 
@@ -143,8 +145,8 @@ def test_unified_aggregation_matches_its_equations(seed: int, budget: int, monke
 
 
 def test_the_step_moves_the_model_closer_to_every_client() -> None:
-    previous = {"w": normal(20, seed=0)}
-    updates = [{"w": previous["w"] + normal(20, seed=k) + 1} for k in range(1, 6)]
+    previous = {"w": standard_normal(20, seed=0)}
+    updates = [{"w": previous["w"] + standard_normal(20, seed=k) + 1} for k in range(1, 6)]
     moved = efficient_unified_aggregation(updates, previous, [1] * 5, server_learning_rate=0.1)
     for update in updates:
         before, after = ((update["w"] - w).norm() for w in (previous["w"], moved["w"]))

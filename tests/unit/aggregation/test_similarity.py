@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fedssl.aggregation import AggregationError, ensemble_similarity
-from support.tensors import normal
+from support.tensors import standard_normal
 
 
 def clients(num_samples: int = 9, widths: tuple[int, ...] = (4, 2, 7)) -> list[Tensor]:
-    return [normal(num_samples, width, seed=k) for k, width in enumerate(widths)]
+    return [standard_normal(num_samples, width, seed=k) for k, width in enumerate(widths)]
 
 
 def test_the_ensemble_matches_a_hand_calculation() -> None:
@@ -53,7 +53,7 @@ def test_rows_sum_to_one_and_each_sample_is_most_similar_to_itself() -> None:
 def test_lengths_rotations_and_the_order_of_clients_have_no_influence() -> None:
     representations = clients()
     p = ensemble_similarity(representations, [0, 4], range(9), 0.1)
-    turn = torch.linalg.qr(normal(4, 4, seed=9)).Q
+    turn = torch.linalg.qr(standard_normal(4, 4, seed=9)).Q
     lengths = torch.linspace(0.1, 20, 9, dtype=torch.float64)[:, None]
     changed = [representations[2], representations[0] @ turn * lengths, representations[1]]
     torch.testing.assert_close(ensemble_similarity(changed, [0, 4], range(9), 0.1), p, rtol=1e-10, atol=0)
@@ -81,13 +81,13 @@ def test_half_precision_is_computed_in_single_precision(dtype: torch.dtype) -> N
 
 def test_the_matrix_of_all_pairs_is_never_built() -> None:
     # 60,000 samples: the matrix of all pairs would take 14 GB.
-    representation = normal(60_000, 2, seed=0).float()
+    representation = standard_normal(60_000, 2, seed=0).float()
     p = ensemble_similarity([representation], torch.arange(4), torch.arange(100), 0.1)
     assert p.shape == (4, 100)
 
 
 def test_the_result_has_no_gradient() -> None:
-    representation = normal(4, 3, seed=0).requires_grad_()
+    representation = standard_normal(4, 3, seed=0).requires_grad_()
     assert not ensemble_similarity([representation], [0], [0, 1], 0.1).requires_grad
 
 

@@ -165,7 +165,7 @@ def store(bucket: Bucket, tmp_path: Path) -> S3Store:
     return S3Store(bucket, Cache(tmp_path / "cache", 1 << 20), _free)
 
 
-def _put(part: DirectPart, data: bytes) -> None:
+def _upload_part(part: DirectPart, data: bytes) -> None:
     assert httpx.put(part.url, content=data, trust_env=False, timeout=60).is_success
 
 
@@ -206,7 +206,7 @@ def test_a_direct_upload_that_ends_while_it_is_inspected_keeps_its_time(
         return parts(self, upload)
 
     [part] = store.direct("x", 100).missing(9)
-    _put(part, b"x" * 100)
+    _upload_part(part, b"x" * 100)
     monkeypatch.setattr(Bucket, "parts", ending)
     assert store.partial("x").written_at == pytest.approx(time.time(), abs=60)
 
@@ -226,7 +226,7 @@ def test_multipart_uploads_are_found_if_the_server_lists_them_only_by_whole_key(
         [part] = direct.missing(9)
         assert len(direct.missing(9)) == len(list(listed(bucket, f"partial/{name}/"))) == 1  # continues the same upload
         assert store.partial(name).written_at is not None
-    _put(part, b"x" * 100)
+    _upload_part(part, b"x" * 100)
     assert store.direct("y", 100).missing(9) == []
     assert store.partial("y").size == 100
     for name in "xy":

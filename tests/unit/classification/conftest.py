@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fedssl.embeddings.encoders import Model
-from support.pulled import small_model
+from support.encoder_folders import make_small_model
 
 COLOURS = {"blue": (40, 60, 200), "green": (60, 200, 50), "red": (200, 60, 40)}
 
@@ -17,7 +17,7 @@ Scans = Callable[..., Path]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    return small_model(tmp_path / "run")
+    return make_small_model(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from fedssl.classification.head_file import MAX_HEAD_BYTES, read_head, require_e
 from fedssl.embeddings.encoders import Model, load_model
 from fedssl.errors import FedSSLError, SpecError
 from fedssl.models.classifier import Head
+from support.encoder_folders import SMALL_DATA, write_encoder_folder
 from support.federation import tiny_spec
-from support.pulled import SMALL_DATA, pulled
 
 ABOUT = {"encoder": {"sha256": "0" * 64}, "preprocessing": {"channels": 3}, "fit": {"num_images": 7}}
 DOCUMENT = {"version": 1, "classes": ["a", "b"], "multi_label": False, **ABOUT}
@@ -82,7 +82,7 @@ def test_a_classifier_of_another_encoder_is_refused(tmp_path: Path, model: Model
     own = Head(torch.zeros(2, model.encoder.feature_dim), torch.zeros(2), ("a", "b"), False, model.identity())
     require_encoder(own, model, "head")
     (tmp_path / "other").mkdir()
-    pulled(tmp_path / "other", tiny_spec(data=SMALL_DATA))
+    write_encoder_folder(tmp_path / "other", tiny_spec(data=SMALL_DATA))
     with pytest.raises(SpecError, match="head was fitted to another encoder"):
         require_encoder(own, load_model(tmp_path / "other"), "head")
     narrow = Head(torch.zeros(2, 3), torch.zeros(2), ("a", "b"), False, model.identity())

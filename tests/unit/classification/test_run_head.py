@@ -21,7 +21,7 @@ from fedssl.methods.site_data import with_site_labels
 from fedssl.protocol.methods.ridge_probe import RidgeProbeConfig
 from fedssl.run_files import MODEL, SPEC, write_spec
 from fedssl.simulation import simulate
-from support.commands import done, refused
+from support.commands import error_of, output_of
 from support.federation import tiny_spec
 
 COLOURS = {"blue": (60, 60, 200), "red": (200, 60, 60)}
@@ -64,19 +64,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_images_are_classified_by_the_runs_classifier(run: Path) -> None:
-    found = done("classify", "images", "--model", "probe", "--head", "probe")
+    found = output_of("classify", "images", "--model", "probe", "--head", "probe")
     assert found["classifier"]["method"] == "ridge-probe"
     assert found["classifier"]["scale"] > 0
     with Path("predictions.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 20
     assert sum(line["predicted"] == line["path"].split("/")[0] for line in lines) >= 18
-    done("classify", "images", "--model", "probe", "--head", "probe/model.safetensors", "--out", "again.csv")
+    output_of("classify", "images", "--model", "probe", "--head", "probe/model.safetensors", "--out", "again.csv")
     assert Path("again.csv").read_bytes() == Path("predictions.csv").read_bytes()
 
 
 def test_the_runs_classifier_is_exported_with_the_encoder(run: Path) -> None:
-    found = done("export", "probe", "--to", "onnx", "--head", "probe")
+    found = output_of("export", "probe", "--to", "onnx", "--head", "probe")
     assert found["file"] == "probe/classifier.onnx"
     assert found["classes"] == list(COLOURS)
 
@@ -93,7 +93,7 @@ def test_the_head_gives_the_logits_of_the_run(run: Path) -> None:
 
 def test_scores_without_a_scale_are_not_reported_as_probabilities(run: Path) -> None:
     _folder(Path("one-round"), num_rounds=1)
-    assert "2 rounds or more" in refused("classify", "images", "--model", "one-round", "--head", "one-round")
+    assert "2 rounds or more" in error_of("classify", "images", "--model", "one-round", "--head", "one-round")
     tensors = load_tensors(run / MODEL)
     del tensors["classes.sha256"]
     save_tensors(tensors, run / MODEL)
@@ -110,7 +110,7 @@ def test_classes_in_another_order_are_refused(run: Path) -> None:
 
 def test_a_run_without_named_classes_has_no_classifier(run: Path) -> None:
     write_spec(tiny_spec(data=SPEC_OF_PROBE.data.model_dump(mode="json")), run / SPEC)
-    assert "no classifier of named classes" in refused("classify", "images", "--model", "probe", "--head", "probe")
+    assert "no classifier of named classes" in error_of("classify", "images", "--model", "probe", "--head", "probe")
 
 
 def test_a_classifier_of_another_encoder_is_refused(run: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_classifier_of_another_encoder_is_refused(run: Path) -> None:
     tensors = load_tensors(run / MODEL)
     name = next(name for name in tensors if name.startswith("encoder.") and name.endswith("weight"))
     save_tensors({**tensors, name: tensors[name] + 1}, other / MODEL)
-    assert "fitted to another encoder" in refused("classify", "images", "--model", "other", "--head", "probe")
+    assert "fitted to another encoder" in error_of("classify", "images", "--model", "other", "--head", "probe")
 
 
 def test_several_labels_use_sigmoids(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ ONE, TWO = "https://one.example", "https://two.example"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the working folder of a user without a coordinator. It has two token files."""
     for name in ("FEDSSL_URL", "FEDSSL_TOKEN", "FEDSSL_TOKEN_FILE", "FEDSSL_CONNECTION"):
         monkeypatch.delenv(name, raising=False)
@@ -35,19 +35,19 @@ def target(connection: str | None = None, **environment: str) -> Target:
 
 
 @pytest.fixture
-def two(home: Path) -> None:
+def two_connections(working_folder: Path) -> None:
     """Add `one`, which is in use and whose token stays in its file, and `two`, which keeps a copy of its token."""
     assert fedssl("connection", "add", "one", ONE, "--token-file", "one").exit_code == 0
     assert fedssl("connection", "add", "two", TWO, "--token-file", "two", "--copy-token").exit_code == 0
 
 
-def test_connections_are_added_listed_used_and_removed(two: None, home: Path) -> None:
+def test_connections_are_added_listed_used_and_removed(two_connections: None, working_folder: Path) -> None:
     assert connections_path().stat().st_mode & 0o777 == 0o600
     text = connections_path().read_text()
     assert ("secret-one" in text, "secret-two" in text) == (False, True)
     listed = json.loads(fedssl("connection", "ls", "--format", "json").stdout)
     assert [(row["name"], row["url"], row["token"], row["current"]) for row in listed] == [
-        ("one", ONE, str(home / "one"), True),
+        ("one", ONE, str(working_folder / "one"), True),
         ("two", TWO, "kept here", False),
     ]
     assert "secret" not in fedssl("connection", "ls").output
@@ -58,7 +58,7 @@ def test_connections_are_added_listed_used_and_removed(two: None, home: Path) ->
         target()
 
 
-def test_the_connection_option_overrides_the_environment_and_the_connection_in_use(two: None) -> None:
+def test_the_connection_option_overrides_the_environment_and_the_connection_in_use(two_connections: None) -> None:
     assert target() == Target(ONE, "secret-one")
     assert target(FEDSSL_CONNECTION="two") == Target(TWO, "secret-two")
     assert target(FEDSSL_CONNECTION="two", FEDSSL_TOKEN="mine") == Target(TWO, "mine")
@@ -80,14 +80,14 @@ def test_the_connection_option_overrides_the_environment_and_the_connection_in_u
         (["rm", "three"], "fedssl connection add"),
     ],
 )
-def test_impossible_changes_of_connections_are_refused(two: None, arguments: list[str], said: str) -> None:
+def test_impossible_changes_of_connections_are_refused(two_connections: None, arguments: list[str], said: str) -> None:
     before = connections_path().read_text()
     result = fedssl("connection", *arguments)
     assert (result.exit_code, said in result.stderr) == (2, True), result.output
     assert connections_path().read_text() == before
 
 
-def test_a_damaged_file_is_named(home: Path) -> None:
+def test_a_damaged_file_is_named(working_folder: Path) -> None:
     connections_path().parent.mkdir(parents=True)
     connections_path().write_text('{"connections": {"one": {"url": 7, "token": "secret"}}}')
     result = fedssl("connection", "ls")
@@ -95,13 +95,13 @@ def test_a_damaged_file_is_named(home: Path) -> None:
     assert "secret" not in result.output
 
 
-def test_the_connection_option_is_accepted_before_and_after_the_command(two: None) -> None:
+def test_the_connection_option_is_accepted_before_and_after_the_command(two_connections: None) -> None:
     for arguments in (["--connection", "no", "run", "ls"], ["run", "ls", "--connection=no"]):
         result = fedssl(*arguments)
         assert (result.exit_code, "no connection 'no'" in result.stderr) == (2, True), result.output
 
 
-def test_the_shell_completes_names_and_methods(two: None) -> None:
+def test_the_shell_completes_names_and_methods(two_connections: None) -> None:
     for line, offered in (("fedssl connection use t", "two"), ("fedssl method show fedby", "fedbyol")):
         shell = {"_FEDSSL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
         assert CliRunner().invoke(app, [], prog_name="fedssl", env=shell).stdout.split() == [offered]

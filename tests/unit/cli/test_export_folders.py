@@ -16,9 +16,9 @@ from fedssl.classification.head_file import read_head, write_head
 from fedssl.embeddings.encoders import load_model
 from fedssl.models import import_torchvision, load_encoder
 from fedssl.models.classifier import Classifier, Head
-from support.commands import done, refused
+from support.commands import error_of, output_of
+from support.encoder_folders import write_encoder_folder
 from support.federation import tiny_spec
-from support.pulled import pulled
 
 CARD = """---
 library_name: fedssl
@@ -47,7 +47,7 @@ def _run(folder: Path, encoder: dict[str, Any], channels: int = 3, *, head: bool
     """Write the folder of a run, with a model card and a classifier for its encoder."""
     folder.mkdir()
     data = {"channels": channels, "image_size": size, "mean": MEAN[:channels], "std": STD[:channels]}
-    pulled(folder, tiny_spec(model={"encoder": encoder}, data=data))
+    write_encoder_folder(folder, tiny_spec(model={"encoder": encoder}, data=data))
     (folder / "model-card.md").write_text(CARD)
     (folder / "lineage.json").write_text("{}")
     if head:
@@ -69,7 +69,7 @@ def test_timm_loads_the_folder_with_its_classes_and_normalisation(
     tmp_path: Path, encoder: dict[str, Any], channels: int
 ) -> None:
     run = _run(tmp_path / "run", encoder, channels)
-    found = done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
+    found = output_of("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
     folder = Path(found["file"])
     assert folder == run / "huggingface"
     assert found["classes"] == list(CLASSES)
@@ -94,7 +94,7 @@ def _of_timm(name: str, width: int) -> dict[str, Any]:
 
 def test_timm_loads_a_classifier_that_is_a_convolution_in_timm(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _of_timm("dla46_c", 256))
-    done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
+    output_of("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
     import timm
 
     theirs = timm.create_model(f"local-dir:{run / 'huggingface'}", pretrained=True).eval()
@@ -107,14 +107,14 @@ def test_timm_loads_a_classifier_that_is_a_convolution_in_timm(tmp_path: Path) -
 
 def test_a_timm_classifier_of_more_than_one_linear_layer_is_refused(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _of_timm("efficientvit_m0", 192), size=64)
-    words = refused("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
+    words = error_of("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
     assert "is not one linear layer (head.bn.bias, " in words
     assert not (run / "huggingface").exists()
 
 
 def test_without_a_classifier_timm_returns_representations(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", VIT, head=False)
-    assert done("export", run, "--to", "huggingface", "--out", tmp_path / "out")["width"] == 192
+    assert output_of("export", run, "--to", "huggingface", "--out", tmp_path / "out")["width"] == 192
     import_torchvision()
     import timm
 
@@ -132,13 +132,13 @@ def test_the_code_in_the_model_card_gives_the_same_representations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int
 ) -> None:
     run = _run(tmp_path / "run", VIT, channels, head=False)
-    folder = Path(done("export", run, "--to", "huggingface")["file"])
+    folder = Path(output_of("export", run, "--to", "huggingface")["file"])
     (folder / "images").mkdir()
     turned = Image.Exif()
     turned[274] = 6
     pixels = np.random.default_rng(0).integers(0, 256, (41, 75)).astype(np.uint8)
     Image.fromarray(pixels).save(folder / "images" / "0.tif", exif=turned)
-    done("embed", folder / "images", "--model", run, "--out", tmp_path / "ours.npz")
+    output_of("embed", folder / "images", "--model", run, "--out", tmp_path / "ours.npz")
     monkeypatch.chdir(folder)
     import_torchvision()
     code = Path("README.md").read_text().rpartition("```python\n")[2].removesuffix("```\n")
@@ -151,7 +151,7 @@ def test_the_code_in_the_model_card_gives_the_same_representations(
 
 def test_huggingface_hub_reads_the_card_and_the_weights(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", VIT)
-    done("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
+    output_of("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
     import_torchvision()
     import timm
     from huggingface_hub import ModelCard, load_torch_model
@@ -184,19 +184,19 @@ def test_huggingface_hub_reads_the_card_and_the_weights(tmp_path: Path) -> None:
 )
 def test_networks_that_timm_does_not_have_are_refused(tmp_path: Path, encoder: dict[str, Any], words: str) -> None:
     run = _run(tmp_path / "run", encoder, head=False)
-    assert words in refused("export", run, "--to", "huggingface")
+    assert words in error_of("export", run, "--to", "huggingface")
     assert not (run / "huggingface").exists()
 
 
 def test_a_bundle_needs_a_classifier(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", {"widths": [4, 8]}, head=False)
-    assert "add a classifier by --head" in refused("export", run, "--to", "monai")
-    assert "no place for a classifier" in refused("export", run, "--to", "timm", "--head", run)
+    assert "add a classifier by --head" in error_of("export", run, "--to", "monai")
+    assert "no place for a classifier" in error_of("export", run, "--to", "timm", "--head", run)
 
 
 def _bundle(tmp_path: Path, channels: int) -> Path:
     run = _run(tmp_path / "run", {"widths": [4, 8]}, channels, size=12)
-    done("export", run, "--to", "monai", "--head", run / "head.safetensors")
+    output_of("export", run, "--to", "monai", "--head", run / "head.safetensors")
     for number in range(5):
         pixels = np.random.default_rng(number).integers(0, 256, (20, 31, 3)).astype(np.uint8)
         path = run / "monai" / "images" / f"{number}.png"
@@ -213,7 +213,7 @@ def test_monai_runs_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     """The probabilities equal those of `fedssl classify`. Both prepare the images from their files."""
     run = _bundle(tmp_path, channels)
     head = run / "head.safetensors"
-    done("classify", run / "monai" / "images", "--model", run, "--head", head, "--out", tmp_path / "ours.csv")
+    output_of("classify", run / "monai" / "images", "--model", run, "--head", head, "--out", tmp_path / "ours.csv")
     shutil.copytree(run / "monai", tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path / "elsewhere")
     import monai.bundle

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from pydantic import BaseModel
 
-from support.listening import LoopbackServer, Quiet
+from support.listening import LoopbackServer, QuietHandler
 
 
 @dataclass
@@ -63,7 +63,7 @@ class ScriptedServer(LoopbackServer):
         self.requests: list[Received] = []
 
 
-class _Handler(Quiet):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
 
     def _answer(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fedssl.data import KNOWN
 from fedssl.data.download import DOWNLOADS, Download, download
-from support.listening import Files, LoopbackServer
+from support.listening import FileHandler, LoopbackServer
 
 MEMBERS = {"data_batch_1.bin": b"one" * 100, "test_batch.bin": b"test"}
 
@@ -36,7 +36,7 @@ def served(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(served: Path) -> Iterator[str]:
-    with LoopbackServer(functools.partial(Files, directory=str(served))) as server:
+    with LoopbackServer(functools.partial(FileHandler, directory=str(served))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.url
         server.shutdown()

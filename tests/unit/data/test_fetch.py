@@ -13,7 +13,7 @@ import pytest
 
 from fedssl.data import DATA_VARIABLE, fetch_fashion_mnist
 from fedssl.data.fetch import damaged_files
-from support.listening import Files, LoopbackServer
+from support.listening import FileHandler, LoopbackServer
 
 CONTENT = {
     f"{stem}-{kind}-ubyte": f"{stem} {kind}".encode() * 50
@@ -67,7 +67,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with LoopbackServer(functools.partial(Files, directory=str(source))) as http_server:
+    with LoopbackServer(functools.partial(FileHandler, directory=str(source))) as http_server:
         threading.Thread(target=http_server.serve_forever, daemon=True).start()
         monkeypatch.setattr("fedssl.data.fetch._SERVER", http_server.url)
         yield

@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 from fedssl.embeddings.encoders import Model
-from support.pulled import small_model
+from support.encoder_folders import make_small_model
 
 Photos = Callable[[Path, int], Path]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Model:
-    return small_model(tmp_path / "run")
+    return make_small_model(tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

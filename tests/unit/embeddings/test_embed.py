@@ -21,8 +21,8 @@ from fedssl.embeddings.index_file import Index, read_index
 from fedssl.embeddings.sources import open_source
 from fedssl.errors import DataError, ExportError, FolderInUseError, ResultsError
 from fedssl.evaluation import extract_features
+from support.encoder_folders import SMALL_DATA, write_encoder_folder
 from support.federation import tiny_spec
-from support.pulled import SMALL_DATA, pulled
 
 from .conftest import Photos
 
@@ -68,11 +68,11 @@ def test_arrays_have_the_same_representations_as_in_the_evaluation_bit_for_bit(
 
 def test_the_digest_is_that_of_the_encoder_whichever_file_it_is_read_from(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    pulled(tmp_path / "a", tiny_spec(data=SMALL_DATA))
+    write_encoder_folder(tmp_path / "a", tiny_spec(data=SMALL_DATA))
     alone = load_model(tmp_path / "a")
     (tmp_path / "a" / "encoder.safetensors").rename(tmp_path / "a" / "model.safetensors")
     assert load_model(tmp_path / "a" / "model.safetensors").sha256 == alone.sha256
-    pulled(tmp_path / "a", tiny_spec(data=SMALL_DATA))
+    write_encoder_folder(tmp_path / "a", tiny_spec(data=SMALL_DATA))
     assert load_model(tmp_path / "a").sha256 != alone.sha256
 
 
@@ -200,7 +200,7 @@ def test_another_encoder_or_folder_is_refused_for_partial_and_complete_files(
 ) -> None:
     folder, out = photos(tmp_path / "photos", 600), tmp_path / "out.npz"
     (tmp_path / "other").mkdir()
-    pulled(tmp_path / "other", tiny_spec(data=SMALL_DATA))
+    write_encoder_folder(tmp_path / "other", tiny_spec(data=SMALL_DATA))
     other = load_model(tmp_path / "other")
     pulled_with = {**SMALL_DATA, "mean": [0.1, 0.1, 0.1]}
     stop_after(folder, model, out, 1)
@@ -299,7 +299,7 @@ def test_a_diverged_encoder_is_an_error_and_another_encoder_can_follow(
 ) -> None:
     folder, out = photos(tmp_path / "photos", 2), tmp_path / "out.npz"
     (tmp_path / "other").mkdir()
-    pulled(tmp_path / "other", tiny_spec(data=SMALL_DATA))
+    write_encoder_folder(tmp_path / "other", tiny_spec(data=SMALL_DATA))
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)
     with pytest.raises(DataError, match="diverged"):

@@ -31,9 +31,9 @@ from fedssl.precision import exact_float32
 from fedssl.protocol.training import OptimizerConfig
 from support.combinations import ALL_COMBINATIONS
 from support.methods import method_spec, methods_of_this_run
+from support.recorded_views import DATA, ViewsProgram, assert_equal_views
 from support.rounds import client_data, local_round, start, training
-from support.two_rounds import CLIENTS, assert_same_course, two_epochs, two_rounds, two_rounds_spec
-from support.views_twice import DATA, ViewsProgram, assert_equal_views
+from support.two_rounds import CLIENTS, assert_equal_up_to_rounding, two_epochs, two_rounds, two_rounds_spec
 
 
 class _Steps(CapturedSteps):
@@ -135,7 +135,7 @@ def test_a_recording_is_reused_for_other_batches_rounds_and_clients(name: str, p
     recorded = two_rounds(spec)
     assert programs
     assert ViewsProgram.made
-    assert_same_course(eager, recorded)
+    assert_equal_up_to_rounding(eager, recorded)
     for one, two in zip(eager, recorded, strict=True):
         for part in ("update", "state"):
             a, b = getattr(one, part), getattr(two, part)
@@ -162,7 +162,7 @@ def test_rounding_errors_in_gradients_do_not_change_the_course_of_training(
         move(optimizer, max_gradient_norm)
 
     monkeypatch.setattr(steps, "take_step", rounded)
-    assert_same_course(exact, two_rounds(spec, like=exact))
+    assert_equal_up_to_rounding(exact, two_rounds(spec, like=exact))
 
 
 @pytest.mark.parametrize("name", ["fedsimclr", "scaffold", "adam", "feddecorr", "orchestra"])
@@ -172,7 +172,7 @@ def test_a_missed_step_changes_the_course_of_training(name: str, monkeypatch: py
     take_step, taken = steps.take_step, itertools.count()
     monkeypatch.setattr(steps, "take_step", lambda *args: take_step(*args) if next(taken) != 4 else None)
     with pytest.raises(AssertionError):
-        assert_same_course(exact, two_rounds(spec, like=exact))
+        assert_equal_up_to_rounding(exact, two_rounds(spec, like=exact))
 
 
 @pytest.mark.full(but=1)

@@ -134,11 +134,14 @@ def test_the_best_epoch_is_reported_next_to_the_last() -> None:
 def test_constant_features_do_not_change_the_accuracy() -> None:
     train, test = _clusters(300, 1.0, 1), _clusters(300, 1.0, 2)
 
-    def with_dead(x: torch.Tensor) -> torch.Tensor:
+    def append_constant_features(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, torch.full((len(x), 3), 0.1)], dim=1)
 
     expected = linear_probe(*train, *test)
-    assert linear_probe(with_dead(train[0]), train[1], with_dead(test[0]), test[1]).accuracy == expected.accuracy
+    assert (
+        linear_probe(append_constant_features(train[0]), train[1], append_constant_features(test[0]), test[1]).accuracy
+        == expected.accuracy
+    )
     constant = linear_probe(torch.ones(300, 4), train[1], torch.ones(300, 4), test[1])
     assert constant.accuracy == pytest.approx(float((test[1] == train[1].mode().values).float().mean()))
 

@@ -103,11 +103,11 @@ def test_a_run_killed_during_an_evaluation_repeats_only_the_evaluation(tmp_path:
     spec = spec_of("fedsimclr")
     undisturbed = run_in_folder(spec, tmp_path / "whole")
 
-    def while_round_two_is_judged(number: int, what: str, share: float | None) -> None:
+    def die_in_second_evaluation(number: int, what: str, share: float | None) -> None:
         if number == 2:
             die()
 
-    calls = Calls(on_judging=while_round_two_is_judged)
+    calls = Calls(on_judging=die_in_second_evaluation)
     killed(lambda: run_in_folder(spec, tmp_path / "killed", calls=calls))
     trained: list[int] = []
     finished = run_in_folder(

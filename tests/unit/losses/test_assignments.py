@@ -13,11 +13,11 @@ from fedssl.losses import (
     student_t_assignment,
     target_distribution,
 )
-from support.tensors import normal
+from support.tensors import standard_normal
 
 
 def soft(rows: int, columns: int, seed: int) -> torch.Tensor:
-    return torch.softmax(normal(rows, columns, seed=seed), dim=1)
+    return torch.softmax(standard_normal(rows, columns, seed=seed), dim=1)
 
 
 def kl(p: np.ndarray, q: np.ndarray) -> float:
@@ -40,7 +40,7 @@ def test_student_t_matches_a_hand_calculation() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("exponent", [-0.5, -1.0])
 def test_student_t_equals_its_equation(seed: int, exponent: float) -> None:
-    z, centers = normal(5, 4, seed=seed), normal(3, 4, seed=seed + 10)
+    z, centers = standard_normal(5, 4, seed=seed), standard_normal(3, 4, seed=seed + 10)
     q = student_t_assignment(z, centers, exponent).numpy()
     for i in range(5):
         weights = [(1 + sum((z[i].numpy() - c) ** 2)) ** exponent for c in centers.numpy()]
@@ -48,7 +48,7 @@ def test_student_t_equals_its_equation(seed: int, exponent: float) -> None:
 
 
 def test_student_t_ignores_the_origin_and_orders_centers_alike_for_every_exponent() -> None:
-    z, centers = normal(5, 4, seed=0), normal(3, 4, seed=1)
+    z, centers = standard_normal(5, 4, seed=0), standard_normal(3, 4, seed=1)
     q = student_t_assignment(z, centers)
     torch.testing.assert_close(student_t_assignment(z + 100, centers + 100), q)
     torch.testing.assert_close(student_t_assignment(z, centers.flip(0)), q.flip(1))
@@ -154,7 +154,7 @@ def test_crossed_kl_is_symmetric_in_the_views_and_trains_both() -> None:
 
 
 def test_crossed_kl_has_a_gradient_for_the_centers() -> None:
-    z, centers = normal(8, 4, seed=0), normal(3, 4, seed=1).requires_grad_()
+    z, centers = standard_normal(8, 4, seed=0), standard_normal(3, 4, seed=1).requires_grad_()
     online = student_t_assignment(z, centers)
     target = student_t_assignment(z, centers.detach() * 1.1)
     (gradient,) = torch.autograd.grad(crossed_kl(online, online, target, target), centers)
@@ -169,7 +169,11 @@ def test_cluster_assignment_matches_a_hand_calculation() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cluster_assignment_equals_its_equation(seed: int) -> None:
-    online, target, centroids = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 10), normal(6, 4, seed=seed + 20)
+    online, target, centroids = (
+        standard_normal(5, 4, seed=seed),
+        standard_normal(5, 4, seed=seed + 10),
+        standard_normal(6, 4, seed=seed + 20),
+    )
     total = 0.0
     for o, t in zip(online.numpy(), target.numpy(), strict=True):
         o, t = o / np.linalg.norm(o), t / np.linalg.norm(t)
@@ -180,7 +184,11 @@ def test_cluster_assignment_equals_its_equation(seed: int) -> None:
 
 
 def test_the_order_of_centroids_does_not_matter() -> None:
-    online, target, centroids = normal(5, 4, seed=0), normal(5, 4, seed=1), normal(6, 4, seed=2)
+    online, target, centroids = (
+        standard_normal(5, 4, seed=0),
+        standard_normal(5, 4, seed=1),
+        standard_normal(6, 4, seed=2),
+    )
     value = cluster_assignment(online, target, centroids)
     torch.testing.assert_close(cluster_assignment(online, target, centroids.flip(0)), value, rtol=1e-12, atol=0)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedssl.losses import cross_model_contrast, cross_view_info_nce, info_nce, multi_crop_nt_xent, nt_xent
-from support.tensors import normal
+from support.tensors import standard_normal
 
 AXES = torch.eye(2)
 
@@ -38,7 +38,7 @@ def test_multi_crop_nt_xent_matches_hand_calculations() -> None:
 
 @pytest.mark.parametrize(("seed", "temperature"), [(0, 0.07), (1, 0.5)])
 def test_multi_crop_nt_xent_equals_its_equation(seed: int, temperature: float) -> None:
-    z = normal(3, 4, 5, seed=seed)
+    z = standard_normal(3, 4, 5, seed=seed)
     rows = [(b, z[n, b].numpy()) for n in range(3) for b in range(4)]
     total = 0.0
     for i, (sample, anchor) in enumerate(rows):
@@ -53,7 +53,7 @@ def test_multi_crop_nt_xent_equals_its_equation(seed: int, temperature: float) -
 
 
 def test_multi_crop_nt_xent_needs_two_views_and_is_zero_for_a_batch_of_one() -> None:
-    z = normal(3, 1, 5, seed=0).requires_grad_()
+    z = standard_normal(3, 1, 5, seed=0).requires_grad_()
     multi_crop_nt_xent([*z], 0.1).backward()  # type: ignore[no-untyped-call]
     assert float(multi_crop_nt_xent([*z.detach()], 0.1)) == 0.0
     assert z.grad is not None
@@ -91,7 +91,7 @@ def test_cross_model_contrast_matches_hand_calculations() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
 def test_cross_model_contrast_equals_its_equation(seed: int, temperature: float) -> None:
-    local, other = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100)
+    local, other = standard_normal(5, 4, seed=seed), standard_normal(5, 4, seed=seed + 100)
     p, g = local.numpy(), other.numpy()
     total = 0.0
     for i in range(5):
@@ -102,14 +102,14 @@ def test_cross_model_contrast_equals_its_equation(seed: int, temperature: float)
 
 
 def test_cross_model_contrast_uses_only_local_anchors() -> None:
-    local, other = normal(5, 4, seed=1), normal(5, 4, seed=2)
+    local, other = standard_normal(5, 4, seed=1), standard_normal(5, 4, seed=2)
     assert abs(float(cross_model_contrast(local, other, 0.1) - cross_model_contrast(other, local, 0.1))) > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
 def test_nt_xent_equals_its_equation(seed: int, temperature: float) -> None:
-    z1, z2 = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100)
+    z1, z2 = standard_normal(5, 4, seed=seed), standard_normal(5, 4, seed=seed + 100)
     points = [row.numpy() for row in torch.cat([z1, z2])]
     total = 0.0
     for i in range(10):
@@ -121,7 +121,11 @@ def test_nt_xent_equals_its_equation(seed: int, temperature: float) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_info_nce_equals_its_equation(seed: int) -> None:
-    query, key, queue = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100), normal(7, 4, seed=seed + 200)
+    query, key, queue = (
+        standard_normal(5, 4, seed=seed),
+        standard_normal(5, 4, seed=seed + 100),
+        standard_normal(7, 4, seed=seed + 200),
+    )
     total = 0.0
     for q, k in zip(query.numpy(), key.numpy(), strict=True):
         positive = np.exp(cosine(q, k) / 0.2)
@@ -131,7 +135,7 @@ def test_info_nce_equals_its_equation(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cross_view_info_nce_equals_its_equation(seed: int) -> None:
-    z1, z2 = normal(5, 4, seed=seed), normal(5, 4, seed=seed + 100)
+    z1, z2 = standard_normal(5, 4, seed=seed), standard_normal(5, 4, seed=seed + 100)
     total = 0.0
     for i in range(5):
         logits = [cosine(z1[i].numpy(), z2[j].numpy()) / 0.4 for j in range(5)]
@@ -140,20 +144,20 @@ def test_cross_view_info_nce_equals_its_equation(seed: int) -> None:
 
 
 def test_nt_xent_is_symmetric_in_the_views_and_cross_view_info_nce_is_not() -> None:
-    z1, z2 = normal(6, 4, seed=0), normal(6, 4, seed=1)
+    z1, z2 = standard_normal(6, 4, seed=0), standard_normal(6, 4, seed=1)
     assert float(nt_xent(z1, z2, 0.1)) == pytest.approx(float(nt_xent(z2, z1, 0.1)), rel=1e-12)
     assert abs(float(cross_view_info_nce(z1, z2, 0.1)) - float(cross_view_info_nce(z2, z1, 0.1))) > 1e-3
 
 
 def test_equal_views_have_a_smaller_loss_than_different_ones() -> None:
-    z = normal(6, 4, seed=0)
+    z = standard_normal(6, 4, seed=0)
     for loss in (nt_xent, cross_view_info_nce):
-        assert float(loss(z, z, 0.1)) < float(loss(z, z + 0.5 * normal(6, 4, seed=1), 0.1))
+        assert float(loss(z, z, 0.1)) < float(loss(z, z + 0.5 * standard_normal(6, 4, seed=1), 0.1))
 
 
 @pytest.mark.parametrize("loss", [nt_xent, cross_view_info_nce, cross_model_contrast])
 def test_a_batch_of_one_has_neither_loss_nor_gradient(loss) -> None:
-    z1, z2 = normal(1, 4, seed=0).requires_grad_(), normal(1, 4, seed=1).requires_grad_()
+    z1, z2 = standard_normal(1, 4, seed=0).requires_grad_(), standard_normal(1, 4, seed=1).requires_grad_()
     value = loss(z1, z2, 0.1)
     value.backward()
     assert float(value.detach()) == 0.0
@@ -162,7 +166,7 @@ def test_a_batch_of_one_has_neither_loss_nor_gradient(loss) -> None:
 
 
 def test_info_nce_ignores_the_order_of_the_queue() -> None:
-    query, key, queue = normal(5, 4, seed=0), normal(5, 4, seed=1), normal(7, 4, seed=2)
+    query, key, queue = standard_normal(5, 4, seed=0), standard_normal(5, 4, seed=1), standard_normal(7, 4, seed=2)
     assert float(info_nce(query, key, queue, 0.1)) == pytest.approx(float(info_nce(query, key, queue.flip(0), 0.1)))
 
 

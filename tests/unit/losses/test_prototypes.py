@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedssl.losses import info_nce, prototype_concentrations, prototype_contrast
-from support.tensors import normal
+from support.tensors import standard_normal
 
 
 def test_prototype_contrast_matches_hand_calculations() -> None:
@@ -22,8 +22,8 @@ def test_prototype_contrast_matches_hand_calculations() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_prototype_contrast_equals_its_equation(seed: int) -> None:
-    query, prototypes = normal(5, 4, seed=seed), normal(6, 4, seed=seed + 10)
-    phi = normal(6, seed=seed + 20).abs() + 0.05
+    query, prototypes = standard_normal(5, 4, seed=seed), standard_normal(6, 4, seed=seed + 10)
+    phi = standard_normal(6, seed=seed + 20).abs() + 0.05
     clusters = [0, 3, 5, 3, 1]
     total = 0.0
     for q, s in zip(query, clusters, strict=True):
@@ -34,14 +34,14 @@ def test_prototype_contrast_equals_its_equation(seed: int) -> None:
 
 
 def test_prototype_contrast_with_equal_concentrations_is_info_nce() -> None:
-    query, prototypes = normal(1, 4, seed=0), normal(6, 4, seed=1)
+    query, prototypes = standard_normal(1, 4, seed=0), standard_normal(6, 4, seed=1)
     contrast = prototype_contrast(query, prototypes, torch.tensor([2]), torch.full((6,), 0.1))
     others = prototypes[[0, 1, 3, 4, 5]]
     torch.testing.assert_close(contrast, info_nce(query, prototypes[2:3], others, 0.1), rtol=1e-6, atol=0)
 
 
 def test_the_order_of_prototypes_does_not_matter() -> None:
-    query, prototypes, phi = normal(5, 4, seed=0), normal(3, 4, seed=1), torch.tensor([0.1, 0.2, 0.3])
+    query, prototypes, phi = standard_normal(5, 4, seed=0), standard_normal(3, 4, seed=1), torch.tensor([0.1, 0.2, 0.3])
     clusters = torch.tensor([0, 1, 2, 0, 1])
     value = prototype_contrast(query, prototypes, clusters, phi)
     flipped = prototype_contrast(query, prototypes.flip(0), 2 - clusters, phi.flip(0))
@@ -61,7 +61,10 @@ def test_concentrations_match_a_hand_calculation() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_concentrations_equal_their_equation(seed: int) -> None:
-    z, prototypes = normal(40, 4, seed=seed), torch.nn.functional.normalize(normal(7, 4, seed=seed + 10))
+    z, prototypes = (
+        standard_normal(40, 4, seed=seed),
+        torch.nn.functional.normalize(standard_normal(7, 4, seed=seed + 10)),
+    )
     clusters = torch.randint(0, 6, (40,), generator=torch.Generator().manual_seed(seed))
     clusters[clusters == 5] = 4
     clusters[0] = 5  # a cluster of one; the seventh is empty
@@ -107,7 +110,11 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_concentrations_are_in_at_least_single_precision_and_have_no_gradient(dtype: torch.dtype) -> None:
-    z, prototypes, clusters = normal(9, 4, seed=0).to(dtype), normal(3, 4, seed=1).to(dtype), torch.arange(9) % 3
+    z, prototypes, clusters = (
+        standard_normal(9, 4, seed=0).to(dtype),
+        standard_normal(3, 4, seed=1).to(dtype),
+        torch.arange(9) % 3,
+    )
     phi = prototype_concentrations(z.requires_grad_(), prototypes, clusters, 0.1)
     assert phi.dtype == torch.promote_types(dtype, torch.float32)
     assert not phi.requires_grad

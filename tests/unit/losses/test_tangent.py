@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedssl.losses import flexible_uniform_regularizer, tangent_sliced_wasserstein
-from support.tensors import normal
+from support.tensors import standard_normal
 
 NORTH = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
 EAST = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
@@ -38,8 +38,12 @@ def test_tangent_sliced_wasserstein_matches_hand_calculations() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_tangent_sliced_wasserstein_equals_its_equation(seed: int) -> None:
-    z, samples, tangents = normal(6, 4, seed=seed), normal(6, 4, seed=seed + 10), normal(3, 4, seed=seed + 20)
-    projections = normal(3, 5, 4, seed=seed + 30)
+    z, samples, tangents = (
+        standard_normal(6, 4, seed=seed),
+        standard_normal(6, 4, seed=seed + 10),
+        standard_normal(3, 4, seed=seed + 20),
+    )
+    projections = standard_normal(3, 5, 4, seed=seed + 30)
     squares = []
     for t, directions in zip(tangents.numpy(), projections.numpy(), strict=True):
         t = t / np.linalg.norm(t)
@@ -52,7 +56,11 @@ def test_tangent_sliced_wasserstein_equals_its_equation(seed: int) -> None:
 
 
 def test_equal_points_in_any_order_have_distance_zero() -> None:
-    z, tangents, projections = normal(6, 4, seed=0), normal(3, 4, seed=1), normal(3, 5, 4, seed=2)
+    z, tangents, projections = (
+        standard_normal(6, 4, seed=0),
+        standard_normal(3, 4, seed=1),
+        standard_normal(3, 5, 4, seed=2),
+    )
     assert float(tangent_sliced_wasserstein(z, 2 * z.flip(0), tangents, projections)) == pytest.approx(0, abs=1e-14)
 
 
@@ -76,7 +84,7 @@ def test_small_and_large_angles_are_exact(angle: float) -> None:
 
 
 def test_the_regulariser_sums_over_as_many_tangent_points_as_samples() -> None:
-    z = normal(6, 4, seed=0)
+    z = standard_normal(6, 4, seed=0)
     generator = torch.Generator().manual_seed(5)
     tangents, samples = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     projections = torch.randn(6, 3, 4, generator=generator, dtype=torch.float64)
@@ -86,7 +94,7 @@ def test_the_regulariser_sums_over_as_many_tangent_points_as_samples() -> None:
 
 
 def test_all_randomness_comes_from_the_generator() -> None:
-    z = normal(6, 4, seed=0)
+    z = standard_normal(6, 4, seed=0)
     state = torch.get_rng_state()
     first, second = (flexible_uniform_regularizer(z, torch.Generator().manual_seed(5)) for _ in range(2))
     assert torch.equal(first, second)
@@ -97,7 +105,7 @@ def test_all_randomness_comes_from_the_generator() -> None:
 
 
 def test_a_collapsed_batch_is_far_from_uniform() -> None:
-    spread, collapsed = normal(64, 8, seed=0), normal(64, 8, seed=0) * 0.1 + 1
+    spread, collapsed = standard_normal(64, 8, seed=0), standard_normal(64, 8, seed=0) * 0.1 + 1
     near, far = (flexible_uniform_regularizer(z, torch.Generator().manual_seed(1)) for z in (spread, collapsed))
     assert float(far) > 3 * float(near)
 

@@ -14,8 +14,8 @@ from fedssl.errors import ExportError, SpecError
 from fedssl.models import import_torchvision, load_encoder
 from fedssl.models.exporting import export_onnx, export_state_dict
 from fedssl.run_files import write_spec
+from support.encoder_folders import write_encoder_folder
 from support.federation import tiny_spec
-from support.pulled import pulled
 
 pytestmark = pytest.mark.full
 
@@ -32,7 +32,7 @@ def images() -> torch.Tensor:
 @torch.no_grad()
 def test_a_pulled_encoder_is_loaded_with_its_normalisation(tmp_path: Path, images: torch.Tensor, file: str) -> None:
     spec = tiny_spec(data=NORMALISED)
-    original = pulled(tmp_path, spec, file)
+    original = write_encoder_folder(tmp_path, spec, file)
     for place in (tmp_path, str(tmp_path / file)):
         encoder = load_encoder(place)
         assert not encoder.training
@@ -43,7 +43,7 @@ def test_a_pulled_encoder_is_loaded_with_its_normalisation(tmp_path: Path, image
 def test_missing_or_unfitting_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="fedssl run pull"):
         load_encoder(tmp_path)
-    pulled(tmp_path, tiny_spec())
+    write_encoder_folder(tmp_path, tiny_spec())
     write_spec(tiny_spec(model={"encoder": {"widths": [4, 9]}}), tmp_path / "spec.yaml")
     with pytest.raises(
         SpecError, match=r"does not hold the encoder that the spec describes: .* tensors loaded; .* misfit"
@@ -61,7 +61,7 @@ def test_missing_or_unfitting_files_are_reported(tmp_path: Path) -> None:
 
 
 def test_the_onnx_graph_gives_the_same_representations(tmp_path: Path, images: torch.Tensor) -> None:
-    pulled(tmp_path, tiny_spec(data=NORMALISED))
+    write_encoder_folder(tmp_path, tiny_spec(data=NORMALISED))
     encoder = load_encoder(tmp_path)
     export_onnx(encoder, tmp_path / "encoder.onnx")
     session = InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
@@ -84,7 +84,7 @@ def _theirs(form: str) -> torch.nn.Module:
 @pytest.mark.parametrize("form", ["torchvision", "timm"])
 def test_a_resnet_can_be_loaded_into_other_libraries_networks(tmp_path: Path, form: str) -> None:
     encoder = {"name": "resnet18", "stem": "imagenet"}
-    original = pulled(tmp_path, tiny_spec(model={"encoder": encoder}, data={"image_size": 32}))
+    original = write_encoder_folder(tmp_path, tiny_spec(model={"encoder": encoder}, data={"image_size": 32}))
     done = CliRunner().invoke(app, ["export", str(tmp_path), "--to", form])
     assert done.exit_code == 0, done.output
     theirs = _theirs(form)
@@ -97,6 +97,6 @@ def test_a_resnet_can_be_loaded_into_other_libraries_networks(tmp_path: Path, fo
 
 
 def test_a_convnet_cannot_be_exported_to_other_libraries(tmp_path: Path) -> None:
-    pulled(tmp_path, tiny_spec())
+    write_encoder_folder(tmp_path, tiny_spec())
     with pytest.raises(ExportError, match="ONNX"):
         export_state_dict(load_encoder(tmp_path), tmp_path / "x")

@@ -21,9 +21,9 @@ from fedssl.models import (
 from fedssl.models.exporting import export_onnx, export_state_dict
 from fedssl.protocol.model import ENCODERS, EncoderConfig
 from fedssl.simulation import simulate
+from support.encoder_folders import write_encoder_folder
 from support.federation import tiny_spec
 from support.methods import method_spec, shards
-from support.pulled import pulled
 
 VITS = [name for name in ENCODERS if name.startswith("vit-")]
 
@@ -144,7 +144,7 @@ def test_a_vit_trains_in_a_federation(name: str) -> None:
 @torch.no_grad()
 def test_a_vit_is_exported_to_onnx_and_timm(tmp_path: Path) -> None:
     vit = {"name": "vit-tiny", "patch_size": 4, "pooling": "mean", "depth": 3}
-    pulled(tmp_path, tiny_spec(model={"encoder": vit}, data={"channels": 1, "image_size": 8}))
+    write_encoder_folder(tmp_path, tiny_spec(model={"encoder": vit}, data={"channels": 1, "image_size": 8}))
     encoder, images = load_encoder(tmp_path), torch.rand(3, 1, 8, 8)
     export_onnx(encoder, tmp_path / "encoder.onnx")
     session = InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])

@@ -15,7 +15,7 @@ from fedssl.engine import LocalProgress, LocalResult
 from fedssl.errors import Cancelled, LocalError, MethodError
 from fedssl.parallel.devices import train_on_devices
 from fedssl.protocol.runs import RunSpec
-from support.forked_clients import forking
+from support.forked_clients import forked_processes
 from support.methods import context
 from support.preloaded import Forked
 from support.rounds import client_data, local_round, start
@@ -26,7 +26,7 @@ CPUS = ("cpu", "cpu")
 
 @pytest.fixture(autouse=True)
 def forks() -> Iterator[list[Forked]]:
-    with forking() as started:
+    with forked_processes() as started:
         yield started
 
 

@@ -17,7 +17,7 @@ from fedssl.errors import Cancelled, LocalError, MethodError
 from fedssl.experiments.checkpoints import FolderCheckpoint
 from fedssl.simulation import Result, simulate
 from support.combinations import ALL_COMBINATIONS, combined_spec
-from support.forked_clients import forking, processes_of
+from support.forked_clients import forked_processes, processes_of
 from support.methods import method_spec, methods_of_this_run, shards
 
 pytestmark = pytest.mark.full
@@ -52,7 +52,7 @@ def outcome(result: Result) -> tuple[object, ...]:
 
 @pytest.fixture
 def forks() -> Iterator[None]:
-    with forking():
+    with forked_processes():
         yield
 
 

@@ -79,7 +79,7 @@ def make_item(spec: RunSpec, round_number: int, **changes: Any) -> WorkItem:
 
 
 @dataclass
-class Setting:
+class WorkerHarness:
     """A worker whose state is in `folder`; `restart` makes a new one on the same folder, as a new process would."""
 
     coordinator: FakeCoordinator
@@ -202,15 +202,15 @@ def coordinator() -> Iterator[FakeCoordinator]:
 
 
 @pytest.fixture
-def setting(coordinator: FakeCoordinator, images: OwnImages, tmp_path: Path) -> Iterator[Setting]:
+def harness(coordinator: FakeCoordinator, images: OwnImages, tmp_path: Path) -> Iterator[WorkerHarness]:
     with WorkerClient(coordinator.url, TOKEN, retry=QUICK) as client:
-        yield Setting(coordinator, tmp_path, images, client)
+        yield WorkerHarness(coordinator, tmp_path, images, client)
 
 
 @pytest.fixture
-def item(setting: Setting) -> WorkItem:
+def item(harness: WorkerHarness) -> WorkItem:
     """Return a claimed work item of a first round."""
-    setting.offer(make_spec(), 1)
-    item = setting.client.claim(0)
+    harness.offer(make_spec(), 1)
+    item = harness.client.claim(0)
     assert item is not None
     return item

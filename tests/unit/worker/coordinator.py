@@ -34,7 +34,7 @@ from fedssl.protocol.work import (
     Submitted,
     WorkItem,
 )
-from support.listening import LoopbackServer, Quiet
+from support.listening import LoopbackServer, QuietHandler
 
 TOKEN = "worker-token-that-nobody-may-see"
 
@@ -176,7 +176,7 @@ class FakeCoordinator(LoopbackServer):
         return self.leased
 
 
-class _Handler(Quiet):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     server: FakeCoordinator
 

@@ -14,7 +14,7 @@ from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig
 from fedssl_worker.data import OwnImages
 
-from .conftest import Setting, make_spec
+from .conftest import WorkerHarness, make_spec
 
 _CPU = torch.device("cpu")
 _RUN = DataConfig(channels=3, image_size=16, cache_size=24)
@@ -87,15 +87,15 @@ def test_the_reason_for_a_cache_that_cannot_be_written_has_no_paths(
 
 
 def test_the_reason_for_a_damaged_cache_has_no_paths(
-    folder: Path, setting: Setting, capsys: pytest.CaptureFixture[str]
+    folder: Path, harness: WorkerHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = make_spec(data={"channels": 3, "image_size": 16, "cache_size": 24})
     pixels = OwnImages(str(folder), _CPU, image_size=16).prepared(spec.data).data.images.path
     pixels.write_bytes(bytes(pixels.stat().st_size))
-    setting.images = OwnImages(str(folder), _CPU, image_size=16)
-    setting.offer(spec, 1)
-    setting.restart().step()
-    (declined,) = setting.coordinator.declined
+    harness.images = OwnImages(str(folder), _CPU, image_size=16)
+    harness.offer(spec, 1)
+    harness.restart().step()
+    (declined,) = harness.coordinator.declined
     assert "see its log" in declined.reason
     assert str(folder.parent) not in declined.reason
     assert f"the cached images in {pixels.parent} are damaged: remove this folder" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from fedssl_worker.causes import CannotTrain
 from fedssl_worker.executor import Executor
 from fedssl_worker.settings import Settings
 
-from .conftest import CLIENT, CPU, Setting, make_spec, write_images
+from .conftest import CLIENT, CPU, WorkerHarness, make_spec, write_images
 from .coordinator import TOKEN, Refusal
 
 MODEL = {"encoder": {"name": "convnet", "widths": [4, 8]}, "projector": {"hidden_dims": [8], "out_dim": 4}}
@@ -27,10 +27,10 @@ def flesd(client_encoders: Any = None) -> RunSpec:
     return make_spec(method, model=MODEL, public_data={"dataset": "digits", "num_images": 20})
 
 
-def executor(setting: Setting, encoder: EncoderConfig | None) -> Executor:
-    folder = setting.folder / "broadcasts"
+def executor(harness: WorkerHarness, encoder: EncoderConfig | None) -> Executor:
+    folder = harness.folder / "broadcasts"
     return Executor(
-        setting.client, setting.images, setting.states(), folder, client_id=CLIENT, device=CPU, encoder=encoder
+        harness.client, harness.images, harness.states(), folder, client_id=CLIENT, device=CPU, encoder=encoder
     )
 
 
@@ -77,18 +77,18 @@ def test_an_invalid_encoder_is_refused_with_a_reason(tmp_path: Path, text: str, 
 
 
 @pytest.mark.parametrize("encoder", [OWN, None])
-def test_the_coordinator_receives_the_declared_encoder(setting: Setting, encoder: EncoderConfig | None) -> None:
-    def shut_out(call: str) -> None:
+def test_the_coordinator_receives_the_declared_encoder(harness: WorkerHarness, encoder: EncoderConfig | None) -> None:
+    def revoke(call: str) -> None:
         if call == "claim":
             raise Refusal("unauthenticated", 401, "The token was revoked.")
 
-    setting.coordinator.before = shut_out
-    data = str(write_images(setting.folder / "own.npz"))
-    given = settings(setting.folder / "state").model_copy(
-        update={"coordinator": setting.coordinator.url, "data": data, "token": SecretStr(TOKEN), "encoder": encoder}
+    harness.coordinator.before = revoke
+    data = str(write_images(harness.folder / "own.npz"))
+    given = settings(harness.folder / "state").model_copy(
+        update={"coordinator": harness.coordinator.url, "data": data, "token": SecretStr(TOKEN), "encoder": encoder}
     )
     assert run_worker(given) == EXIT_REFUSED
-    (introduction,) = setting.coordinator.introductions
+    (introduction,) = harness.coordinator.introductions
     assert introduction.encoder == encoder
 
 
@@ -101,13 +101,13 @@ def test_the_coordinator_receives_the_declared_encoder(setting: Setting, encoder
         (OWN, {CLIENT: {"name": "convnet", "widths": [4, 6, 8], "stem": "imagenet"}}),
         (EncoderConfig(name="convnet", widths=(4, 8)), {}),
     ],
-    ids=["nothing declared", "nothing declared, an own one given", "as declared", "in all that counts", "the run's"],
+    ids=["nothing declared", "only given", "as declared", "same architecture", "the run's"],
 )
 def test_work_that_fits_the_declared_encoder_is_done(
-    setting: Setting, declared: EncoderConfig | None, client_encoders: Any
+    harness: WorkerHarness, declared: EncoderConfig | None, client_encoders: Any
 ) -> None:
-    item = setting.item(flesd(client_encoders), 1)
-    assert executor(setting, declared).execute(item, silent).num_examples == 32
+    item = harness.item(flesd(client_encoders), 1)
+    assert executor(harness, declared).execute(item, silent).num_examples == 32
 
 
 @pytest.mark.parametrize(
@@ -120,42 +120,42 @@ def test_work_that_fits_the_declared_encoder_is_done(
     ids=["the run's", "another", "another client's"],
 )
 def test_work_for_another_encoder_is_refused_before_anything_is_fetched(
-    setting: Setting, client_encoders: Any, given: str
+    harness: WorkerHarness, client_encoders: Any, given: str
 ) -> None:
-    item = setting.item(flesd(client_encoders), 1)
+    item = harness.item(flesd(client_encoders), 1)
     what = f"gives {CLIENT} the encoder {given}, and its worker has declared convnet 4-6-8: create a run with"
     with pytest.raises(CannotTrain, match=what):
-        executor(setting, OWN).execute(item, silent)
-    assert setting.coordinator.calls == []
+        executor(harness, OWN).execute(item, silent)
+    assert harness.coordinator.calls == []
 
 
-def test_an_agent_declines_work_for_another_encoder_with_the_reason(setting: Setting) -> None:
-    setting.offer(flesd(), 1)
-    agent = setting.restart()
-    agent._executor = executor(setting, OWN)
+def test_an_agent_declines_work_for_another_encoder_with_the_reason(harness: WorkerHarness) -> None:
+    harness.offer(flesd(), 1)
+    agent = harness.restart()
+    agent._executor = executor(harness, OWN)
     agent.step()
-    (declined,) = setting.coordinator.declined
+    (declined,) = harness.coordinator.declined
     assert "has declared convnet 4-6-8" in declined.reason
     assert 'method.reducer.client_encoders = "declared"' in declined.reason
-    assert setting.coordinator.submissions == []
+    assert harness.coordinator.submissions == []
 
 
-def test_a_declared_encoder_is_ignored_if_all_clients_train_the_same_network(setting: Setting) -> None:
-    item = setting.item(make_spec({"name": "fedsimclr"}), 1)
-    assert executor(setting, OWN).execute(item, silent).num_examples == 32
+def test_a_declared_encoder_is_ignored_if_all_clients_train_the_same_network(harness: WorkerHarness) -> None:
+    item = harness.item(make_spec({"name": "fedsimclr"}), 1)
+    assert executor(harness, OWN).execute(item, silent).num_examples == 32
 
 
-def test_a_restarted_worker_restores_its_own_network_from_the_client_state(setting: Setting) -> None:
+def test_a_restarted_worker_restores_its_own_network_from_the_client_state(harness: WorkerHarness) -> None:
     """The network is client state, promoted with the accepted update: a kill between two rounds loses nothing."""
     spec = flesd({CLIENT: {"name": "convnet", "widths": [4, 6, 8]}})
     for _ in range(2):
-        setting.offer(spec, len(setting.coordinator.submissions) + 1)
-        agent = setting.restart()
-        agent._executor = executor(setting, OWN)
+        harness.offer(spec, len(harness.coordinator.submissions) + 1)
+        agent = harness.restart()
+        agent._executor = executor(harness, OWN)
         agent.step()
-    assert len(setting.coordinator.submissions) == 2
-    last = setting.coordinator.last_accepted
+    assert len(harness.coordinator.submissions) == 2
+    last = harness.coordinator.last_accepted
     assert last is not None
-    state = setting.states().accepted(setting.item(spec, 3).run_id, last)
+    state = harness.states().accepted(harness.item(spec, 3).run_id, last)
     assert state is not None
     assert state["encoder.blocks.2.conv.weight"].shape == (8, 6, 3, 3)

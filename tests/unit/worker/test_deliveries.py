@@ -7,28 +7,28 @@ from fedssl.protocol.work import DELIVERY_BYTES
 from fedssl_worker import lease
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 
-from .conftest import Setting, make_spec
+from .conftest import WorkerHarness, make_spec
 from .coordinator import Refusal
 
 
 @pytest.fixture(autouse=True)
-def _taken(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def _taken(harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 60.0)  # no heartbeat, however slow the machine is
-    setting.coordinator.delivery_bytes = DELIVERY_BYTES
+    harness.coordinator.delivery_bytes = DELIVERY_BYTES
 
 
-def test_one_request_contains_the_update_its_numbers_and_the_anchor(setting: Setting) -> None:
-    setting.offer(make_spec(), 1)
-    agent, reregister = setting.reregistering()
+def test_one_request_contains_the_update_its_numbers_and_the_anchor(harness: WorkerHarness) -> None:
+    harness.offer(make_spec(), 1)
+    agent, reregister = harness.reregistering()
     reregister()
     agent.step()
-    coordinator = setting.coordinator
+    coordinator = harness.coordinator
     assert coordinator.calls == ["register", "claim", "GET artifact", "deliver"]
     [submission] = coordinator.submissions
     assert submission.num_examples == 32
-    assert setting.kinds() == ["opened", "receipt", "intent", "sent", "receipt"]
+    assert harness.kinds() == ["opened", "receipt", "intent", "sent", "receipt"]
     assert [anchor.seq for anchor in coordinator.anchors] == [1, 3]
-    *_, sent, _ = setting.ledger()
+    *_, sent, _ = harness.ledger()
     assert (sent["digest"], sent["sent_bytes"], sent["bytes"]) == (
         submission.update, len(coordinator.artifacts[submission.update]), len(coordinator.artifacts[submission.update])
     )  # fmt: skip
@@ -36,61 +36,61 @@ def test_one_request_contains_the_update_its_numbers_and_the_anchor(setting: Set
     assert coordinator.calls[4:] == ["claim"]
 
 
-def test_a_delivery_is_repeated_if_its_answer_is_lost(setting: Setting) -> None:
-    setting.coordinator.drop_answer_of = "deliver"
-    setting.offer(make_spec(), 1)
-    setting.restart().step()
-    assert setting.coordinator.calls.count("deliver") == 2
-    assert len(setting.coordinator.submissions) == 1
-    sent = next(entry for entry in setting.ledger() if entry["kind"] == "sent")
+def test_a_delivery_is_repeated_if_its_answer_is_lost(harness: WorkerHarness) -> None:
+    harness.coordinator.drop_answer_of = "deliver"
+    harness.offer(make_spec(), 1)
+    harness.restart().step()
+    assert harness.coordinator.calls.count("deliver") == 2
+    assert len(harness.coordinator.submissions) == 1
+    sent = next(entry for entry in harness.ledger() if entry["kind"] == "sent")
     assert sent["sent_bytes"] == 2 * sent["bytes"]
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 411, 413, 414, 431])
 def test_an_update_is_uploaded_and_submitted_if_a_proxy_or_older_coordinator_refuses_it(
-    setting: Setting, status: int
+    harness: WorkerHarness, status: int
 ) -> None:
     def refuse(call: str) -> None:
         if call == "deliver":
             raise Refusal("", status)
 
-    setting.coordinator.before = refuse
-    agent = setting.restart()
+    harness.coordinator.before = refuse
+    agent = harness.restart()
     with capture_logs() as logs:
         for number in (1, 2):
-            setting.offer(make_spec(), number)
+            harness.offer(make_spec(), number)
             agent.step()
     assert [log["event"] for log in logs if log["event"] == "delivery.refused"] == ["delivery.refused"]
     assert "ledger.receipt_missing" not in {log["event"] for log in logs}  # the anchor is sent again
-    calls = [call for call in setting.coordinator.calls if call in ("deliver", "PUT artifact", "submit")]
+    calls = [call for call in harness.coordinator.calls if call in ("deliver", "PUT artifact", "submit")]
     assert calls == ["deliver", "PUT artifact", "submit", "PUT artifact", "submit"]
-    first, second = [entry for entry in setting.ledger() if entry["kind"] == "sent"]
+    first, second = [entry for entry in harness.ledger() if entry["kind"] == "sent"]
     assert (first["sent_bytes"], second["sent_bytes"]) == (first["bytes"], second["bytes"])
-    assert setting.kinds().count("intent") == 3  # a refused delivery may still have left
+    assert harness.kinds().count("intent") == 3  # a refused delivery may still have left
 
 
-def test_a_larger_update_is_uploaded(setting: Setting) -> None:
-    setting.coordinator.delivery_bytes = 100
-    setting.offer(make_spec(), 1)
-    setting.restart().step()
-    assert setting.coordinator.calls[-2:] == ["PUT artifact", "submit"]
+def test_a_larger_update_is_uploaded(harness: WorkerHarness) -> None:
+    harness.coordinator.delivery_bytes = 100
+    harness.offer(make_spec(), 1)
+    harness.restart().step()
+    assert harness.coordinator.calls[-2:] == ["PUT artifact", "submit"]
 
 
 @pytest.mark.parametrize("slug", ["lease-lost", "round-closed"])
-def test_work_ends_if_the_coordinator_itself_refuses_the_delivery(setting: Setting, slug: str) -> None:
+def test_work_ends_if_the_coordinator_itself_refuses_the_delivery(harness: WorkerHarness, slug: str) -> None:
     def refuse(call: str) -> None:
         if call == "deliver":
             raise Refusal(slug, 410 if slug == "round-closed" else 409)
 
-    setting.coordinator.before = refuse
-    setting.offer(make_spec(), 1)
-    setting.restart().step()
-    assert setting.coordinator.calls[-1] == "deliver"
-    assert setting.kinds()[-1] != "sent"
+    harness.coordinator.before = refuse
+    harness.offer(make_spec(), 1)
+    harness.restart().step()
+    assert harness.coordinator.calls[-1] == "deliver"
+    assert harness.kinds()[-1] != "sent"
 
 
 def test_the_state_is_kept_if_the_ledger_fails_after_the_acceptance(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The update counts, so declining the work now would discard the state that belongs to it."""
     append = Ledger.append
@@ -101,13 +101,13 @@ def test_the_state_is_kept_if_the_ledger_fails_after_the_acceptance(
         return append(ledger, kind, **fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Ledger, "append", fail)
-    agent = setting.restart()
-    setting.offer(make_spec(), 1)
+    agent = harness.restart()
+    harness.offer(make_spec(), 1)
     agent.step()
-    assert setting.coordinator.declined == []
-    assert setting.coordinator.last_accepted is not None
+    assert harness.coordinator.declined == []
+    assert harness.coordinator.last_accepted is not None
     monkeypatch.undo()
-    setting.offer(make_spec(), 2)
+    harness.offer(make_spec(), 2)
     agent.step()
-    assert setting.coordinator.submissions[-1].assignment_id != setting.coordinator.submissions[0].assignment_id
-    assert not any(beat.state_lost for beat in setting.coordinator.heartbeats)
+    assert harness.coordinator.submissions[-1].assignment_id != harness.coordinator.submissions[0].assignment_id
+    assert not any(beat.state_lost for beat in harness.coordinator.heartbeats)

@@ -13,9 +13,9 @@ from fedssl_worker.agent import Agent
 from fedssl_worker.devices import choose_devices, describe_devices, describe_environment, image_device
 from fedssl_worker.executor import Executor
 from fedssl_worker.settings import SettingsError, read_settings
-from support.forked_clients import forking
+from support.forked_clients import forked_processes
 
-from .conftest import CLIENT, CPU, Setting, make_spec
+from .conftest import CLIENT, CPU, WorkerHarness, make_spec
 
 
 @pytest.mark.parametrize(
@@ -54,23 +54,23 @@ def test_less_than_one_gpu_is_refused(tmp_path: Any) -> None:
         read_settings({"coordinator": "http://a", "data": "digits", "state": tmp_path, "gpus": 0})
 
 
-def _agent(setting: Setting) -> Agent:
+def _agent(harness: WorkerHarness) -> Agent:
     executor = Executor(
-        setting.client,
-        setting.images,
-        setting.states(),
-        setting.folder / "broadcasts",
+        harness.client,
+        harness.images,
+        harness.states(),
+        harness.folder / "broadcasts",
         client_id=CLIENT,
         device=CPU,
         devices=(CPU, CPU),
     )
-    return Agent(setting.client, executor, setting.egress(), claim_seconds=0.1)
+    return Agent(harness.client, executor, harness.egress(), claim_seconds=0.1)
 
 
 def test_a_killed_process_declines_the_work_and_the_worker_continues(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = _agent(setting)
+    agent = _agent(harness)
     long = make_spec(training={"batch_size": 2, "local_epochs": 400})
     original = lease_module.Lease.report
 
@@ -79,24 +79,24 @@ def test_a_killed_process_declines_the_work_and_the_worker_continues(
         if progress.phase == "training":
             os.kill(processes[1].pid, signal.SIGKILL)
 
-    with forking() as processes:
-        setting.offer(long, 1)
+    with forked_processes() as processes:
+        harness.offer(long, 1)
         with monkeypatch.context() as patch:
             patch.setattr(lease_module.Lease, "report", kill_one)
             agent.step()
-        (decline,) = setting.coordinator.declined
+        (decline,) = harness.coordinator.declined
         assert decline.cause is Cause.CLIENT_MACHINE
         assert "a process that trains clients was ended by SIGKILL" in decline.reason
         assert "fewer --gpus" in decline.reason
-        assert setting.coordinator.submissions == []
+        assert harness.coordinator.submissions == []
 
         spec = make_spec()
-        setting.offer(spec, 1)
+        harness.offer(spec, 1)
         agent.step()
         assert [process.poll() for process in processes] == [-signal.SIGKILL] * 4
 
-    assert len(setting.coordinator.submissions) == 1
-    (alone,) = setting.train_directly(spec, 1)
-    together = setting.sent()
+    assert len(harness.coordinator.submissions) == 1
+    (alone,) = harness.train_directly(spec, 1)
+    together = harness.sent()
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor, rtol=1e-2, atol=1e-3)

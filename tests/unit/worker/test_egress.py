@@ -15,21 +15,21 @@ from fedssl.protocol.initial import InitialConfig
 from fedssl.protocol.work import WorkItem
 from fedssl_worker.disclosure.ledger import Ledger, LedgerError
 
-from .conftest import Setting, good_update, make_spec
+from .conftest import WorkerHarness, good_update, make_spec
 from .coordinator import Refusal
 
 NAME = "encoder.blocks.0.conv.weight"
 
 
-def send(setting: Setting, item: WorkItem, path: Path, digest: str | None = None) -> None:
-    setting.egress().send(item, path, digest or digest_of(path))
+def send(harness: WorkerHarness, item: WorkItem, path: Path, digest: str | None = None) -> None:
+    harness.egress().send(item, path, digest or digest_of(path))
 
 
-def assert_nothing_left(setting: Setting) -> None:
-    assert "PUT artifact" not in setting.coordinator.calls
-    *_, last = setting.ledger()
+def assert_nothing_left(harness: WorkerHarness) -> None:
+    assert "PUT artifact" not in harness.coordinator.calls
+    *_, last = harness.ledger()
     assert last["kind"] == "refused"
-    assert "intent" not in setting.kinds()
+    assert "intent" not in harness.kinds()
 
 
 def with_value(value: float, dtype: torch.dtype = torch.float32) -> Tensors:
@@ -52,60 +52,60 @@ def with_value(value: float, dtype: torch.dtype = torch.float32) -> Tensors:
     ids=["undeclared", "missing", "misshapen", "other dtype", "nan", "infinity"],
 )
 def test_an_update_with_undeclared_or_non_finite_tensors_is_not_sent(
-    setting: Setting, item: WorkItem, update: Tensors, error: type[Exception], words: str
+    harness: WorkerHarness, item: WorkItem, update: Tensors, error: type[Exception], words: str
 ) -> None:
-    save_tensors(update, setting.folder / "update")
+    save_tensors(update, harness.folder / "update")
     with pytest.raises(error, match=words):
-        send(setting, item, setting.folder / "update")
-    assert_nothing_left(setting)
+        send(harness, item, harness.folder / "update")
+    assert_nothing_left(harness)
 
 
-def test_bytes_behind_the_tensors_or_in_the_metadata_are_refused(setting: Setting, item: WorkItem) -> None:
-    path = setting.folder / "update"
+def test_bytes_behind_the_tensors_or_in_the_metadata_are_refused(harness: WorkerHarness, item: WorkItem) -> None:
+    path = harness.folder / "update"
     save_tensors(good_update(), path)
     path.write_bytes(path.read_bytes() + b"labels")
     with pytest.raises(ArtifactError, match="longer or shorter"):
-        send(setting, item, path)
+        send(harness, item, path)
     save_file(good_update(), path, metadata={"patient": "42"})
     with pytest.raises(ArtifactError, match="__metadata__"):
-        send(setting, item, path)
+        send(harness, item, path)
     path.write_bytes(b"\x00" * 4)
     with pytest.raises(ArtifactError):
-        send(setting, item, path)
-    assert_nothing_left(setting)
+        send(harness, item, path)
+    assert_nothing_left(harness)
 
 
-def test_a_file_that_changed_after_training_is_not_sent(setting: Setting, item: WorkItem) -> None:
-    save_tensors(good_update(), setting.folder / "update")
+def test_a_file_that_changed_after_training_is_not_sent(harness: WorkerHarness, item: WorkItem) -> None:
+    save_tensors(good_update(), harness.folder / "update")
     with pytest.raises(DigestMismatch):
-        send(setting, item, setting.folder / "update", "0" * 64)
-    assert_nothing_left(setting)
+        send(harness, item, harness.folder / "update", "0" * 64)
+    assert_nothing_left(harness)
 
 
-def test_a_refusal_is_recorded_with_its_reason(setting: Setting, item: WorkItem) -> None:
-    save_tensors(with_value(float("nan")), setting.folder / "update")
+def test_a_refusal_is_recorded_with_its_reason(harness: WorkerHarness, item: WorkItem) -> None:
+    save_tensors(with_value(float("nan")), harness.folder / "update")
     with pytest.raises(NotFinite):
-        send(setting, item, setting.folder / "update")
-    refused = setting.ledger()[-1]
+        send(harness, item, harness.folder / "update")
+    refused = harness.ledger()[-1]
     assert (refused["run"], refused["round"], refused["method"]) == (str(item.run_id), 1, "fedbyol")
     assert NAME in refused["reason"]
-    assert refused["digest"] == digest_of(setting.folder / "update")
+    assert refused["digest"] == digest_of(harness.folder / "update")
 
 
-def test_the_ledger_is_written_before_the_first_byte_leaves(setting: Setting, item: WorkItem) -> None:
-    path = setting.folder / "update"
+def test_the_ledger_is_written_before_the_first_byte_leaves(harness: WorkerHarness, item: WorkItem) -> None:
+    path = harness.folder / "update"
     save_tensors(good_update(), path)
     seen: list[list[str]] = []
 
     def look(call: str) -> None:
-        seen.append(setting.kinds())
+        seen.append(harness.kinds())
         raise Refusal("artifact-rejected", 422)
 
-    setting.coordinator.before = look
+    harness.coordinator.before = look
     with pytest.raises(Rejected):
-        send(setting, item, path)
+        send(harness, item, path)
     assert seen == [["opened", "intent"]]
-    intent = setting.ledger()[-1]
+    intent = harness.ledger()[-1]
     about = {key: intent[key] for key in intent.keys() - {"time", "salt", "kind", "seq"}}
     assert about == {
         "policy": "none",
@@ -121,40 +121,44 @@ def test_the_ledger_is_written_before_the_first_byte_leaves(setting: Setting, it
     }
 
 
-def test_the_ledger_names_the_weights_that_the_run_started_from(setting: Setting, item: WorkItem) -> None:
+def test_the_ledger_names_the_weights_that_the_run_started_from(harness: WorkerHarness, item: WorkItem) -> None:
     initial = InitialConfig(weights="start", digest="5" * 64)
     model = item.spec.model.model_copy(update={"initial": initial})
     started = item.model_copy(update={"spec": item.spec.model_copy(update={"model": model})})
-    path = setting.folder / "update"
+    path = harness.folder / "update"
     save_tensors(good_update(), path)
-    send(setting, started, path)
-    assert [(entry["kind"], entry["initial"]) for entry in setting.ledger()[-2:]] == [
+    send(harness, started, path)
+    assert [(entry["kind"], entry["initial"]) for entry in harness.ledger()[-2:]] == [
         ("intent", "5" * 64),
         ("sent", "5" * 64),
     ]
 
 
-def test_an_update_is_recorded_as_sent_after_the_coordinator_has_received_it(setting: Setting, item: WorkItem) -> None:
-    path = setting.folder / "update"
+def test_an_update_is_recorded_as_sent_after_the_coordinator_has_received_it(
+    harness: WorkerHarness, item: WorkItem
+) -> None:
+    path = harness.folder / "update"
     save_tensors(good_update(), path)
-    setting.egress().send(item, path, digest_of(path), {"loss": 0.1, "num_examples": 32})
-    opened, intent, sent = setting.ledger()
+    harness.egress().send(item, path, digest_of(path), {"loss": 0.1, "num_examples": 32})
+    opened, intent, sent = harness.ledger()
     assert (opened["kind"], intent["kind"], sent["kind"]) == ("opened", "intent", "sent")
     assert intent["numbers"] == ["loss=0.1", "num_examples=32"]
     assert (sent["intent"], sent["digest"], sent["bytes"]) == (intent["seq"], intent["digest"], intent["bytes"])
     assert sent["sent_bytes"] == sent["bytes"]  # once
 
 
-def test_nothing_is_sent_if_the_ledger_cannot_be_written(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_if_the_ledger_cannot_be_written(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(ledger: Ledger, *args: object, **fields: object) -> None:
         raise LedgerError("cannot write the ledger in /home/owner: No space left on device")
 
-    agent = setting.restart()
+    agent = harness.restart()
     monkeypatch.setattr(Ledger, "append", full)
-    setting.offer(make_spec(), 1)
+    harness.offer(make_spec(), 1)
     agent.step()
-    assert "PUT artifact" not in setting.coordinator.calls
-    (declined,) = setting.coordinator.declined
+    assert "PUT artifact" not in harness.coordinator.calls
+    (declined,) = harness.coordinator.declined
     assert declined.reason == "the worker cannot write its ledger, so it sends nothing: see its log"
 
 

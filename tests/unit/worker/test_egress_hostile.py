@@ -19,9 +19,9 @@ from fedssl_worker.causes import CannotTrain
 from fedssl_worker.data import PublicImages
 from fedssl_worker.disclosure.egress import check_update
 from fedssl_worker.state import Finished
-from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, behind
+from support.smuggling import NOT_DECLARED, PAYLOAD, SEVERAL, SMUGGLING, append_payload
 
-from .conftest import CPU, Setting, make_spec
+from .conftest import CPU, WorkerHarness, make_spec
 
 REDUCER = {"name": "distillation", "num_anchors": 8, "batch_size": 4, "num_epochs": 2}
 FLESD: dict[str, Any] = {
@@ -59,20 +59,20 @@ class Corrupted:
         return self._finished
 
 
-def send(setting: Setting, spec: RunSpec, content: bytes, **metrics: float) -> None:
+def send(harness: WorkerHarness, spec: RunSpec, content: bytes, **metrics: float) -> None:
     """Let a whole agent claim the work and get this file as its result."""
-    path = setting.folder / "smuggled.safetensors"
+    path = harness.folder / "smuggled.safetensors"
     path.write_bytes(content)
-    setting.offer(spec, 1)
-    agent = setting.restart()
+    harness.offer(spec, 1)
+    agent = harness.restart()
     agent._executor.execute = Corrupted(path, **metrics).execute  # type: ignore[method-assign]
     agent.step()
 
 
-def assert_nothing_left(setting: Setting, words: str) -> None:
-    assert "PUT artifact" not in setting.coordinator.calls
-    assert setting.coordinator.submissions == []
-    (declined,) = setting.coordinator.declined
+def assert_nothing_left(harness: WorkerHarness, words: str) -> None:
+    assert "PUT artifact" not in harness.coordinator.calls
+    assert harness.coordinator.submissions == []
+    (declined,) = harness.coordinator.declined
     assert words in declined.reason
     assert PAYLOAD.decode() not in declined.reason
 
@@ -96,53 +96,53 @@ def test_a_valid_file_is_accepted_and_refused_if_bytes_follow_the_tensors(method
     path, tensors = tmp_path / "update", update_of(SPECS[method])
     save_tensors(tensors, path)
     check_update(path, plan_of(SPECS[method]))
-    path.write_bytes(behind(tensors))
+    path.write_bytes(append_payload(tensors))
     with pytest.raises(ArtifactError, match="longer or shorter than its tensors"):
         check_update(path, plan_of(SPECS[method]))
 
 
 @pytest.mark.parametrize("case", [*SMUGGLING, *SEVERAL])
-def test_an_agent_does_not_send_smuggled_data_and_reports_the_reason(setting: Setting, case: str) -> None:
+def test_an_agent_does_not_send_smuggled_data_and_reports_the_reason(harness: WorkerHarness, case: str) -> None:
     smuggle, words = {**SMUGGLING, **SEVERAL}[case]
-    send(setting, SPECS["fedsimclr"], smuggle(update_of(SPECS["fedsimclr"])))
-    assert_nothing_left(setting, words)
+    send(harness, SPECS["fedsimclr"], smuggle(update_of(SPECS["fedsimclr"])))
+    assert_nothing_left(harness, words)
 
 
-def test_weights_are_not_sent_if_only_similarities_are_declared(setting: Setting) -> None:
-    send(setting, SPECS["flesd"], serialised(update_of(SPECS["fedsimclr"])))
-    assert_nothing_left(setting, NOT_DECLARED)
+def test_weights_are_not_sent_if_only_similarities_are_declared(harness: WorkerHarness) -> None:
+    send(harness, SPECS["flesd"], serialised(update_of(SPECS["fedsimclr"])))
+    assert_nothing_left(harness, NOT_DECLARED)
 
 
-def test_weights_are_not_sent_in_addition_to_similarities(setting: Setting) -> None:
+def test_weights_are_not_sent_in_addition_to_similarities(harness: WorkerHarness) -> None:
     both = update_of(SPECS["fedsimclr"]) | update_of(SPECS["flesd"])
-    send(setting, SPECS["flesd"], serialised(both))
-    assert_nothing_left(setting, "not declared: encoder")
+    send(harness, SPECS["flesd"], serialised(both))
+    assert_nothing_left(harness, "not declared: encoder")
 
 
-def test_similarities_are_not_sent_in_addition_to_weights(setting: Setting) -> None:
+def test_similarities_are_not_sent_in_addition_to_weights(harness: WorkerHarness) -> None:
     both = update_of(SPECS["fedsimclr"]) | update_of(SPECS["flesd"])
-    send(setting, SPECS["fedsimclr"], serialised(both))
-    assert_nothing_left(setting, "not declared: factor")
+    send(harness, SPECS["fedsimclr"], serialised(both))
+    assert_nothing_left(harness, "not declared: factor")
 
 
-def test_centers_are_not_sent_with_a_method_that_does_not_declare_them(setting: Setting) -> None:
+def test_centers_are_not_sent_with_a_method_that_does_not_declare_them(harness: WorkerHarness) -> None:
     assert "centers.mu" in update_of(SPECS["fedrlc"])
     byol = make_spec({"name": "fedbyol"})
-    send(setting, byol, serialised(update_of(SPECS["fedrlc"])))
-    assert_nothing_left(setting, "not declared: centers.mu")
+    send(harness, byol, serialised(update_of(SPECS["fedrlc"])))
+    assert_nothing_left(harness, "not declared: centers.mu")
 
 
 @pytest.mark.parametrize("width", [3, 5, 8])
-def test_a_factor_with_another_width_than_declared_is_not_sent(setting: Setting, width: int) -> None:
-    send(setting, SPECS["flesd"], serialised({"factor": torch.rand(20, width)}))
-    assert_nothing_left(setting, f"factor is F32[20, {width}], declared F32[20, 4]")
+def test_a_factor_with_another_width_than_declared_is_not_sent(harness: WorkerHarness, width: int) -> None:
+    send(harness, SPECS["flesd"], serialised({"factor": torch.rand(20, width)}))
+    assert_nothing_left(harness, f"factor is F32[20, {width}], declared F32[20, 4]")
 
 
 @pytest.mark.parametrize("name", ["representations", "similarities"])
-def test_similarities_in_another_packing_than_the_runs_are_not_sent(setting: Setting, name: str) -> None:
+def test_similarities_in_another_packing_than_the_runs_are_not_sent(harness: WorkerHarness, name: str) -> None:
     shape = (20, 4) if name == "representations" else (190,)
-    send(setting, SPECS["flesd"], serialised({name: torch.rand(shape)}))
-    assert_nothing_left(setting, f"not declared: {name}")
+    send(harness, SPECS["flesd"], serialised({name: torch.rand(shape)}))
+    assert_nothing_left(harness, f"not declared: {name}")
 
 
 def test_half_precision_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -171,44 +171,44 @@ def silent(progress: Progress) -> None:
     ids=["images", "called similarity"],
 )
 def test_a_plan_that_asks_for_more_tensors_is_refused_before_anything_is_fetched(
-    setting: Setting, method: str, more: TensorSpec
+    harness: WorkerHarness, method: str, more: TensorSpec
 ) -> None:
-    item = setting.item(SPECS[method], 1)
+    item = harness.item(SPECS[method], 1)
     wider = item.plan.model_copy(update={"update": (*item.plan.update, more)})
     with pytest.raises(CannotTrain, match=r"artifact plan for \w+ differs from this worker's"):
-        setting.executor().execute(item.model_copy(update={"plan": wider}), silent)
-    assert setting.coordinator.calls == []
+        harness.executor().execute(item.model_copy(update={"plan": wider}), silent)
+    assert harness.coordinator.calls == []
 
 
-def test_a_plan_that_asks_for_weights_in_place_of_similarities_is_refused(setting: Setting) -> None:
-    item = setting.item(SPECS["flesd"], 1)
+def test_a_plan_that_asks_for_weights_in_place_of_similarities_is_refused(harness: WorkerHarness) -> None:
+    item = harness.item(SPECS["flesd"], 1)
     weights = plan_of(SPECS["fedsimclr"]).update
     asking = item.model_copy(update={"plan": item.plan.model_copy(update={"update": weights})})
     with pytest.raises(CannotTrain, match=r"artifact plan for \w+ differs from this worker's"):
-        setting.executor().execute(asking, silent)
+        harness.executor().execute(asking, silent)
     relabelled = tuple(tensor.model_copy(update={"kind": "weights"}) for tensor in item.plan.update)
     asking = item.model_copy(update={"plan": item.plan.model_copy(update={"update": relabelled})})
     with pytest.raises(CannotTrain, match=r"artifact plan for \w+ differs from this worker's"):
-        setting.executor().execute(asking, silent)
+        harness.executor().execute(asking, silent)
 
 
 # --- Besides the file ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_was_replaced_after_training_is_not_sent(setting: Setting) -> None:
+def test_a_file_that_was_replaced_after_training_is_not_sent(harness: WorkerHarness) -> None:
     """The digest is the trained file's, so the coordinator would detect even a file that is replaced after the
     check."""
-    path, tensors = setting.folder / "update", update_of(SPECS["fedsimclr"])
+    path, tensors = harness.folder / "update", update_of(SPECS["fedsimclr"])
     save_tensors(tensors, path)
     digest = digest_of(path)
     name = next(iter(tensors))
     save_tensors({**tensors, name: tensors[name] + 1}, path)
-    setting.offer(SPECS["fedsimclr"], 1)
-    item = setting.client.claim(0)
+    harness.offer(SPECS["fedsimclr"], 1)
+    item = harness.client.claim(0)
     assert item is not None
     with pytest.raises(DigestMismatch, match="changed after it was trained"):
-        setting.egress().send(item, path, digest)
-    assert "PUT artifact" not in setting.coordinator.calls
+        harness.egress().send(item, path, digest)
+    assert "PUT artifact" not in harness.coordinator.calls
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_a_file_that_was_replaced_after_training_is_not_sent(setting: Setting) -
     ids=["too many", "capitals", "a sentence", "a long name", "NaN", "infinity"],
 )
 def test_metrics_with_too_many_values_or_with_unusual_names_or_numbers_are_not_submitted(
-    setting: Setting, metrics: dict[str, float]
+    harness: WorkerHarness, metrics: dict[str, float]
 ) -> None:
-    send(setting, SPECS["fedsimclr"], serialised(update_of(SPECS["fedsimclr"])), **metrics)
-    assert setting.coordinator.submissions == []
-    assert "jane" not in str(setting.coordinator.declined).lower()
+    send(harness, SPECS["fedsimclr"], serialised(update_of(SPECS["fedsimclr"])), **metrics)
+    assert harness.coordinator.submissions == []
+    assert "jane" not in str(harness.coordinator.declined).lower()
 
 
 def test_progress_counts_have_an_upper_limit() -> None:
@@ -238,12 +238,12 @@ def test_progress_counts_have_an_upper_limit() -> None:
             Progress(phase="training", **counts)  # type: ignore[arg-type]
 
 
-def test_a_long_reason_is_cut_to_500_characters(setting: Setting) -> None:
-    setting.offer(SPECS["fedsimclr"], 1)
-    item = setting.client.claim(0)
+def test_a_long_reason_is_cut_to_500_characters(harness: WorkerHarness) -> None:
+    harness.offer(SPECS["fedsimclr"], 1)
+    item = harness.client.claim(0)
     assert item is not None
-    setting.client.decline(item.assignment_id, "x" * 100_000)
-    (declined,) = setting.coordinator.declined
+    harness.client.decline(item.assignment_id, "x" * 100_000)
+    (declined,) = harness.coordinator.declined
     assert len(declined.reason) == 500
 
 
@@ -258,24 +258,24 @@ class Talkative:
 
 
 @pytest.mark.parametrize("error", [RuntimeError(PAYLOAD.decode()), KeyError(PAYLOAD.decode()), OSError("/home/jane")])
-def test_an_unexpected_error_reports_only_its_type(setting: Setting, error: Exception) -> None:
-    setting.offer(SPECS["fedsimclr"], 1)
-    agent = setting.restart()
+def test_an_unexpected_error_reports_only_its_type(harness: WorkerHarness, error: Exception) -> None:
+    harness.offer(SPECS["fedsimclr"], 1)
+    agent = harness.restart()
     agent._executor.execute = Talkative(error).execute  # type: ignore[method-assign]
     agent.step()
-    (declined,) = setting.coordinator.declined
+    (declined,) = harness.coordinator.declined
     assert declined.reason == f"the worker failed unexpectedly ({type(error).__name__}): see its log"
 
 
-def test_cancelled_work_is_not_declined(setting: Setting) -> None:
-    setting.offer(SPECS["fedsimclr"], 1)
-    agent = setting.restart()
+def test_cancelled_work_is_not_declined(harness: WorkerHarness) -> None:
+    harness.offer(SPECS["fedsimclr"], 1)
+    agent = harness.restart()
     agent._executor.execute = Talkative(Cancelled(PAYLOAD.decode())).execute  # type: ignore[method-assign]
     agent.step()
-    assert setting.coordinator.declined == []
+    assert harness.coordinator.declined == []
 
 
-def test_the_client_has_only_the_known_calls_and_submission_fields(setting: Setting) -> None:
+def test_the_client_has_only_the_known_calls_and_submission_fields(harness: WorkerHarness) -> None:
     known = set(Submit.model_fields)
     assert known == {"assignment_id", "update", "num_examples", "metrics", "anchor"}
     client_calls = {name for name in vars(WorkerClient) if not name.startswith("_")}
@@ -290,14 +290,14 @@ def test_the_client_has_only_the_known_calls_and_submission_fields(setting: Sett
     assert set(SiteAnswer.model_fields) == {"evaluation_id", "round_number", "counts", "head", "anchor"} | texts
 
 
-def test_a_reason_does_not_name_the_folder_of_public_images(setting: Setting) -> None:
-    folder = setting.folder / "Jane Doe" / "public"
+def test_a_reason_does_not_name_the_folder_of_public_images(harness: WorkerHarness) -> None:
+    folder = harness.folder / "Jane Doe" / "public"
     folder.mkdir(parents=True)
     (folder / "shared.npz").write_bytes(b"no archive")
     spec = make_spec(**{**FLESD, "public_data": {"dataset": "shared.npz", "num_images": 20}})
-    setting.offer(spec, 1)
-    agent = setting.restart()
+    harness.offer(spec, 1)
+    agent = harness.restart()
     agent._executor._public = PublicImages(CPU, folder)
     agent.step()
-    (declined,) = setting.coordinator.declined
+    (declined,) = harness.coordinator.declined
     assert declined.reason == ("this worker cannot use the run's public images, shared.npz: see its log")

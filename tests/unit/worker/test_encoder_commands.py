@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from fedssl.cli.main import app as fedssl
 from fedssl_worker.main import app as worker
+from support.encoder_folders import write_encoder_folder
 from support.federation import tiny_spec
-from support.pulled import pulled
 
 DATA = {"channels": 3, "image_size": 12}
 
@@ -44,7 +44,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDSSL_WORKER_COORDINATOR", "http://127.0.0.1:1")
     monkeypatch.setenv("FEDSSL_WORKER_DATA", "scans")
     Path("run").mkdir()
-    pulled(Path("run"), tiny_spec(data=DATA))
+    write_encoder_folder(Path("run"), tiny_spec(data=DATA))
     rng = np.random.default_rng(0)
     for number in range(16):
         name, colour = (("ill", (200, 60, 60)), ("well", (60, 60, 200)))[number % 2]

@@ -27,7 +27,7 @@ from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.policy import NotPermitted
 from fedssl_worker.state import Finished
 
-from .conftest import CPU, Setting, good_update, make_spec, write_images
+from .conftest import CPU, WorkerHarness, good_update, make_spec, write_images
 
 
 def silent(progress: Progress) -> None:
@@ -48,123 +48,125 @@ def widened(item: WorkItem) -> WorkItem:
     ],
     ids=["wider plan", "other version", "foreign"],
 )
-def test_work_for_another_client_or_version_is_refused(setting: Setting, change: Any, words: str) -> None:
+def test_work_for_another_client_or_version_is_refused(harness: WorkerHarness, change: Any, words: str) -> None:
     with pytest.raises(CannotTrain, match=words):
-        setting.executor().execute(change(setting.item(make_spec(), 1)), silent)
-    assert setting.coordinator.calls == []
+        harness.executor().execute(change(harness.item(make_spec(), 1)), silent)
+    assert harness.coordinator.calls == []
 
 
-def test_an_update_of_a_secure_run_leaves_only_masked(setting: Setting) -> None:
+def test_an_update_of_a_secure_run_leaves_only_masked(harness: WorkerHarness) -> None:
     secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
-    item = setting.item(make_spec(**secure), 1)
+    item = harness.item(make_spec(**secure), 1)
     for version in (None, SECURE_PROTOCOL + 1):  # version 1 had no key
         older = "coordinator" if version is None else "worker"
         with pytest.raises(CannotTrain, match=f"coordinator version {version or 1}: upgrade the {older}"):
-            setting.executor().secure_context(item.model_copy(update={"secure_protocol": version}))
+            harness.executor().secure_context(item.model_copy(update={"secure_protocol": version}))
     item = item.model_copy(update={"secure_protocol": SECURE_PROTOCOL})
     with pytest.raises(CannotTrain, match="cohort has no secure sum: secure aggregation needs at least 3") as refused:
-        setting.executor().secure_context(item)
+        harness.executor().secure_context(item)
     assert refused.value.cause == Cause.COORDINATOR
-    finished = setting.executor().execute(item, silent)
+    finished = harness.executor().execute(item, silent)
     with pytest.raises(NotPermitted, match="only leave as a masked vector"):
-        setting.egress().deliver(item, finished)
-    assert setting.coordinator.artifacts.keys() == {item.broadcast}
+        harness.egress().deliver(item, finished)
+    assert harness.coordinator.artifacts.keys() == {item.broadcast}
 
 
-def test_an_update_out_of_range_is_refused_by_tensor_name_without_its_value(setting: Setting) -> None:
+def test_an_update_out_of_range_is_refused_by_tensor_name_without_its_value(harness: WorkerHarness) -> None:
     secure = {"aggregation": {"arithmetic": "fixed"}, "secure_aggregation": {"min_cohort": 3}}
-    item = setting.item(make_spec(**secure), 1)
+    item = harness.item(make_spec(**secure), 1)
     update = good_update()
     name = next(name for name, tensor in update.items() if tensor.is_floating_point())
     update[name].view(-1)[0] = 1e9
-    path = setting.folder / "update.safetensors"
+    path = harness.folder / "update.safetensors"
     save_tensors(update, path)
     with pytest.raises(CannotTrain, match=f"^out of range: {name}: a value does not fit") as refused:
-        setting.executor().secure_words(item, Finished(path, digest_of(path), 1000, {}))
+        harness.executor().secure_words(item, Finished(path, digest_of(path), 1000, {}))
     assert "e+09" not in str(refused.value)
 
 
-def test_shapes_beyond_the_workers_limits_are_refused(setting: Setting, tmp_path: Path) -> None:
+def test_shapes_beyond_the_workers_limits_are_refused(harness: WorkerHarness, tmp_path: Path) -> None:
     path = str(write_images(tmp_path / "bounded.npz"))
-    setting.images = OwnImages(path, CPU, image_size=16, channels=1)
+    harness.images = OwnImages(path, CPU, image_size=16, channels=1)
     for data, words in (
         ({"channels": 3, "image_size": 16}, "serves only 1 channel: .* --channels 3"),
         ({"channels": 1, "image_size": 32}, "serves at most 16 pixels: .* --image-size 32"),
     ):
         with pytest.raises(DataError, match=words):
-            setting.executor().execute(setting.item(make_spec(data=data), 1), silent)
+            harness.executor().execute(harness.item(make_spec(data=data), 1), silent)
 
 
-def test_a_worker_trains_with_any_shape_that_a_run_asks_for(setting: Setting) -> None:
+def test_a_worker_trains_with_any_shape_that_a_run_asks_for(harness: WorkerHarness) -> None:
     spec = make_spec(data={"channels": 3, "image_size": 24})
-    finished = setting.executor().execute(setting.item(spec, 1), silent)
+    finished = harness.executor().execute(harness.item(spec, 1), silent)
     assert finished.num_examples == 32
-    again = setting.executor().execute(setting.item(make_spec(), 1), silent)
+    again = harness.executor().execute(harness.item(make_spec(), 1), silent)
     assert again.digest != finished.digest
 
 
-def test_a_broadcast_is_fetched_once_and_only_one_is_kept(setting: Setting) -> None:
-    executor = setting.executor()
-    first = executor.execute(setting.item(make_spec(), 1), silent)
-    executor.execute(setting.item(make_spec(), 2), silent)
-    assert setting.coordinator.calls.count("GET artifact") == 1
-    (cached,) = (setting.folder / "broadcasts").iterdir()
+def test_a_broadcast_is_fetched_once_and_only_one_is_kept(harness: WorkerHarness) -> None:
+    executor = harness.executor()
+    first = executor.execute(harness.item(make_spec(), 1), silent)
+    executor.execute(harness.item(make_spec(), 2), silent)
+    assert harness.coordinator.calls.count("GET artifact") == 1
+    (cached,) = (harness.folder / "broadcasts").iterdir()
     cached.write_bytes(b"damaged")
-    executor.execute(setting.item(make_spec(), 3), silent)
-    assert setting.coordinator.calls.count("GET artifact") == 2
+    executor.execute(harness.item(make_spec(), 3), silent)
+    assert harness.coordinator.calls.count("GET artifact") == 2
     assert first.num_examples == 32
     other = make_spec(seed=1)
-    executor.execute(setting.item(other, 1), silent)
-    assert len(list((setting.folder / "broadcasts").iterdir())) == 1
+    executor.execute(harness.item(other, 1), silent)
+    assert len(list((harness.folder / "broadcasts").iterdir())) == 1
 
 
-def test_a_broadcast_that_is_damaged_too_large_missing_or_does_not_fit_is_refused(setting: Setting) -> None:
-    executor = setting.executor()
-    item = setting.item(make_spec(), 1)
-    content = setting.coordinator.artifacts[item.broadcast]
-    setting.coordinator.artifacts[item.broadcast] = content[:-1] + b"\x01"
+def test_a_broadcast_that_is_damaged_too_large_missing_or_does_not_fit_is_refused(harness: WorkerHarness) -> None:
+    executor = harness.executor()
+    item = harness.item(make_spec(), 1)
+    content = harness.coordinator.artifacts[item.broadcast]
+    harness.coordinator.artifacts[item.broadcast] = content[:-1] + b"\x01"
     with pytest.raises(DigestMismatch):
         executor.execute(item, silent)
-    setting.coordinator.artifacts[item.broadcast] = content * 100
+    harness.coordinator.artifacts[item.broadcast] = content * 100
     with pytest.raises(ArtifactTooLarge):
         executor.execute(item, silent)
-    del setting.coordinator.artifacts[item.broadcast]
+    del harness.coordinator.artifacts[item.broadcast]
     with pytest.raises(NotFound):
         executor.execute(item, silent)
     wrong: Tensors = {"encoder": torch.zeros(1)}
     with pytest.raises(PlanMismatch):
-        executor.execute(setting.item(make_spec(), 1, wrong), silent)
+        executor.execute(harness.item(make_spec(), 1, wrong), silent)
 
 
-def test_a_finished_update_is_not_trained_again(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    item = setting.item(make_spec(), 1)
-    finished = setting.executor().execute(item, silent)
+def test_a_finished_update_is_not_trained_again(harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = harness.item(make_spec(), 1)
+    finished = harness.executor().execute(item, silent)
     monkeypatch.setattr(executor_module, "run_local_round", None)
-    again = item.model_copy(update={"assignment_id": setting.item(make_spec(), 1).assignment_id})
-    assert setting.executor().execute(again, silent) == finished
+    again = item.model_copy(update={"assignment_id": harness.item(make_spec(), 1).assignment_id})
+    assert harness.executor().execute(again, silent) == finished
 
 
 @pytest.mark.parametrize("difference", ["round", "spec", "broadcast", "images"])
-def test_work_that_differs_from_the_finished_work_is_trained(setting: Setting, tmp_path: Path, difference: str) -> None:
-    finished = setting.executor().execute(setting.item(make_spec(), 1), silent)
+def test_work_that_differs_from_the_finished_work_is_trained(
+    harness: WorkerHarness, tmp_path: Path, difference: str
+) -> None:
+    finished = harness.executor().execute(harness.item(make_spec(), 1), silent)
     spec = make_spec(seed=1) if difference == "spec" else make_spec()
     broadcast = None
     if difference == "broadcast":
-        broadcast = setting.train_directly(spec, 1)[0]
+        broadcast = harness.train_directly(spec, 1)[0]
     if difference == "images":
-        setting.images = OwnImages(str(write_images(tmp_path / "other.npz", num_images=24)), CPU)
-    other = setting.executor().execute(setting.item(spec, 2 if difference == "round" else 1, broadcast), silent)
+        harness.images = OwnImages(str(write_images(tmp_path / "other.npz", num_images=24)), CPU)
+    other = harness.executor().execute(harness.item(spec, 2 if difference == "round" else 1, broadcast), silent)
     assert other.digest != finished.digest
 
 
-def test_divergence_is_a_method_error(setting: Setting) -> None:
+def test_divergence_is_a_method_error(harness: WorkerHarness) -> None:
     spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
     broadcast = {
         name: tensor * 1e30 if tensor.is_floating_point() else tensor
-        for name, tensor in setting.train_directly(make_spec(), 1)[0].items()
+        for name, tensor in harness.train_directly(make_spec(), 1)[0].items()
     }
     with pytest.raises(MethodError):
-        setting.executor().execute(setting.item(spec, 1, broadcast), silent)
+        harness.executor().execute(harness.item(spec, 1, broadcast), silent)
 
 
 @pytest.mark.parametrize(
@@ -178,20 +180,20 @@ def test_divergence_is_a_method_error(setting: Setting) -> None:
     ],
 )
 def test_out_of_memory_names_the_batch_size(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, error: Exception
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*args: object) -> None:
         raise error
 
     monkeypatch.setattr(executor_module, "run_local_round", fail)
     with pytest.raises(DeviceError, match=r"batch size 8: lower training\.batch_size") as refused:
-        setting.executor().execute(setting.item(make_spec(), 1), silent)
+        harness.executor().execute(harness.item(make_spec(), 1), silent)
     assert cause_of(refused.value) == Cause.CLIENT_MACHINE
 
 
-def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
+def test_progress_is_reported_and_may_cancel(harness: WorkerHarness) -> None:
     told: list[Progress] = []
-    setting.executor().execute(setting.item(make_spec(), 1), told.append)
+    harness.executor().execute(harness.item(make_spec(), 1), told.append)
     assert told[0].phase == "downloading"
     assert told[-1].phase == "training"
     assert told[-1].step == told[-1].num_steps == 4
@@ -201,7 +203,7 @@ def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
             raise Cancelled("no more")
 
     with pytest.raises(Cancelled):
-        setting.executor().execute(setting.item(make_spec(), 2), cancel)
+        harness.executor().execute(harness.item(make_spec(), 2), cancel)
 
 
 @pytest.mark.parametrize(
@@ -213,12 +215,12 @@ def test_progress_is_reported_and_may_cancel(setting: Setting) -> None:
     ],
 )
 def test_work_is_declined_if_its_images_do_not_fit_on_the_device_and_the_worker_continues(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    harness: WorkerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    setting = dataclasses.replace(setting, images=OwnImages(str(write_images(tmp_path / "own.npz")), CPU))
-    agent = setting.restart()
+    harness = dataclasses.replace(harness, images=OwnImages(str(write_images(tmp_path / "own.npz")), CPU))
+    agent = harness.restart()
     spec = make_spec(data={"image_size": 12, "channels": 1})
-    setting.offer(spec, 1)
+    harness.offer(spec, 1)
 
     def fail(*args: object, **options: object) -> None:
         raise error
@@ -226,11 +228,11 @@ def test_work_is_declined_if_its_images_do_not_fit_on_the_device_and_the_worker_
     with monkeypatch.context() as patch:
         patch.setattr(data_module.torch, "tensor", fail)
         agent.step()
-    [declined] = setting.coordinator.declined
+    [declined] = harness.coordinator.declined
     assert "cannot be prepared with 1 channel and 12 x 12 pixels: see its worker's log" in declined.reason
-    setting.offer(spec, 1)
+    harness.offer(spec, 1)
     agent.step()
-    assert len(setting.coordinator.submissions) == 1
+    assert len(harness.coordinator.submissions) == 1
 
 
 def test_images_are_converted_to_the_requested_size_and_channels(tmp_path: Path) -> None:
@@ -389,28 +391,28 @@ def test_unreadable_images_are_left_out_up_to_the_owners_and_the_runs_limits(tmp
         tolerant.prepared(DataConfig(channels=1, image_size=10, max_unreadable=0.5))
 
 
-def test_an_update_reports_how_many_files_were_left_out(setting: Setting, tmp_path: Path) -> None:
+def test_an_update_reports_how_many_files_were_left_out(harness: WorkerHarness, tmp_path: Path) -> None:
     folder = _random_files(tmp_path / "files", 8)
     (folder / "broken.png").write_bytes(b"")
-    setting.images = OwnImages(str(folder), CPU, max_unreadable=0.2)
+    harness.images = OwnImages(str(folder), CPU, max_unreadable=0.2)
     spec = make_spec(data={"channels": 1, "image_size": 16, "max_unreadable": 0.2}, num_rounds=1)
-    finished = setting.executor().execute(setting.item(spec, 1), silent)
+    finished = harness.executor().execute(harness.item(spec, 1), silent)
     assert finished.metrics["unreadable_images"] == 1
     assert finished.num_examples == 8
 
 
 def test_a_site_without_a_folder_for_each_class_does_not_train_with_shifted_class_numbers(
-    setting: Setting, tmp_path: Path
+    harness: WorkerHarness, tmp_path: Path
 ) -> None:
     (tmp_path / "own").mkdir()
     for name in ("dog", "owl"):
         _random_files(tmp_path / "own" / name, 4)
     spec = make_spec({"name": "supervised", "num_classes": 3})
-    setting.images = OwnImages(str(tmp_path / "own"), CPU)
+    harness.images = OwnImages(str(tmp_path / "own"), CPU)
     with pytest.raises(DataError, match="add an empty folder for each class that this client lacks"):
-        setting.executor().execute(setting.item(spec, 1), silent)
+        harness.executor().execute(harness.item(spec, 1), silent)
     (tmp_path / "own" / "cat").mkdir()
-    setting.images = OwnImages(str(tmp_path / "own"), CPU)
-    assert setting.images.data.labels is not None
-    assert setting.images.data.labels.tolist() == [1] * 4 + [2] * 4
-    assert setting.executor().execute(setting.item(spec, 1), silent).num_examples == 8
+    harness.images = OwnImages(str(tmp_path / "own"), CPU)
+    assert harness.images.data.labels is not None
+    assert harness.images.data.labels.tolist() == [1] * 4 + [2] * 4
+    assert harness.executor().execute(harness.item(spec, 1), silent).num_examples == 8

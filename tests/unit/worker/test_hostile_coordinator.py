@@ -19,7 +19,7 @@ from support import hostile
 from support.tensors import are_equal
 from support.waiting import wait_until
 
-from .conftest import CLIENT, INTRODUCTION, Setting, make_item, make_spec
+from .conftest import CLIENT, INTRODUCTION, WorkerHarness, make_item, make_spec
 from .coordinator import TOKEN, FakeCoordinator, Refusal
 
 CALLS: dict[str, Callable[[WorkerClient], object]] = {
@@ -54,9 +54,9 @@ def test_every_malformed_answer_raises_a_client_error_quickly(coordinator: FakeC
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("name", hostile.slow(0))
+@pytest.mark.parametrize("name", hostile.slow_answers(0))
 def test_an_answer_that_arrives_byte_by_byte_ends_at_the_deadline(coordinator: FakeCoordinator, name: str) -> None:
-    coordinator.raw = always(hostile.slow(0.05)[name])
+    coordinator.raw = always(hostile.slow_answers(0.05)[name])
     with WorkerClient(coordinator.url, TOKEN, timeout=0.5, retry=ONCE) as client:
         for call in ("claim", "heartbeat"):
             began = time.monotonic()
@@ -83,35 +83,35 @@ def test_a_slow_answer_that_makes_progress_is_not_interrupted(coordinator: FakeC
 
 
 @pytest.mark.parametrize("case", hostile.WORK)
-def test_invalid_work_is_declined(setting: Setting, case: str) -> None:
-    work = setting.item(make_spec(), 1)
-    hostile_work = hostile.changed(work.model_dump_json().encode(), **hostile.WORK[case])
-    setting.coordinator.raw = lambda call: hostile.answer(hostile_work)() if call == "claim" else None
+def test_invalid_work_is_declined(harness: WorkerHarness, case: str) -> None:
+    work = harness.item(make_spec(), 1)
+    hostile_work = hostile.changed_item(work.model_dump_json().encode(), **hostile.WORK[case])
+    harness.coordinator.raw = lambda call: hostile.answer(hostile_work)() if call == "claim" else None
     with pytest.raises(UnknownWork):
-        setting.client.claim(0)
-    setting.restart().step()
-    (declined,) = setting.coordinator.declined
+        harness.client.claim(0)
+    harness.restart().step()
+    (declined,) = harness.coordinator.declined
     assert declined.assignment_id == work.assignment_id
-    assert setting.coordinator.submissions == []
+    assert harness.coordinator.submissions == []
 
 
 @pytest.mark.full
-def test_a_worker_survives_every_malformed_answer_to_a_claim_and_then_works(setting: Setting) -> None:
+def test_a_worker_survives_every_malformed_answer_to_a_claim_and_then_works(harness: WorkerHarness) -> None:
     """Claims get the malformed answers one after the other, then an honest coordinator's; the update has the same
     bits."""
     answers = [*hostile.MALFORMED.values(), *hostile.REFUSALS.values(), *hostile.WAITS.values()]
-    setting.coordinator.raw = lambda call: answers.pop()() if answers and call == "claim" else None
-    setting.offer(make_spec(), 1)
-    with running(setting):
-        wait_until(lambda: setting.coordinator.submissions, 60)
+    harness.coordinator.raw = lambda call: answers.pop()() if answers and call == "claim" else None
+    harness.offer(make_spec(), 1)
+    with running(harness):
+        wait_until(lambda: harness.coordinator.submissions, 60)
     assert not answers
-    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
-    assert set(setting.coordinator.calls) <= {"claim", "PUT artifact", "GET artifact", "submit", "heartbeat"}
+    assert are_equal(harness.sent(), harness.train_directly(make_spec(), 1)[0])
+    assert set(harness.coordinator.calls) <= {"claim", "PUT artifact", "GET artifact", "submit", "heartbeat"}
 
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("call", ["GET artifact", "PUT artifact", "submit", "heartbeat"])
-def test_a_round_survives_malformed_answers_to_each_call(setting: Setting, call: str) -> None:
+def test_a_round_survives_malformed_answers_to_each_call(harness: WorkerHarness, call: str) -> None:
     answers = [
         hostile.MALFORMED["lists in lists"],
         hostile.MALFORMED["a page"],
@@ -122,21 +122,21 @@ def test_a_round_survives_malformed_answers_to_each_call(setting: Setting, call:
     ]
     if call in ("GET artifact", "PUT artifact"):  # an artifact with other bytes is declined
         del answers[:3]
-    answers.append(hostile.raw())
-    setting.coordinator.raw = lambda made: answers.pop()() if answers and made == call else None
-    setting.offer(make_spec(), 1, lease_seconds=0.2)
-    with running(setting):
-        wait_until(lambda: setting.coordinator.submissions or setting.coordinator.declined, 60)
-        assert setting.coordinator.submissions, setting.coordinator.declined
-    assert are_equal(setting.sent(), setting.train_directly(make_spec(), 1)[0])
+    answers.append(hostile.raw_response())
+    harness.coordinator.raw = lambda made: answers.pop()() if answers and made == call else None
+    harness.offer(make_spec(), 1, lease_seconds=0.2)
+    with running(harness):
+        wait_until(lambda: harness.coordinator.submissions or harness.coordinator.declined, 60)
+        assert harness.coordinator.submissions, harness.coordinator.declined
+    assert are_equal(harness.sent(), harness.train_directly(make_spec(), 1)[0])
 
 
 class running:  # noqa: N801 - reads as what it does
     """The agent in a thread, which must still be alive at the end."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self._agent = setting.restart()
+    def __init__(self, harness: WorkerHarness) -> None:
+        self._harness = harness
+        self._agent = harness.restart()
         self._ended: list[BaseException] = []
         self._thread = threading.Thread(target=self._run)
 
@@ -156,51 +156,51 @@ class running:  # noqa: N801 - reads as what it does
         def revoke(call: str) -> None:
             raise Refusal("forbidden", 403, "This client was revoked.")
 
-        self._setting.coordinator.raw = lambda call: None
-        self._setting.coordinator.before = revoke
+        self._harness.coordinator.raw = lambda call: None
+        self._harness.coordinator.before = revoke
         self._thread.join(20)
         assert was_alive, self._ended
         assert [type(error) for error in self._ended] == [Refused]
 
 
 @pytest.mark.parametrize("name", ["a proxy's 401", "a proxy's 403", "a proxy's 403 as a problem"])
-def test_a_proxys_refusal_is_logged_and_retried(setting: Setting, name: str) -> None:
+def test_a_proxys_refusal_is_logged_and_retried(harness: WorkerHarness, name: str) -> None:
     answers = [hostile.REFUSALS[name]] * 3
-    setting.coordinator.raw = lambda call: answers.pop()() if answers else None
+    harness.coordinator.raw = lambda call: answers.pop()() if answers else None
     with capture_logs() as logs:
-        registered = register(setting.client, INTRODUCTION, Backoff(first=0.01, longest=0.02))
+        registered = register(harness.client, INTRODUCTION, Backoff(first=0.01, longest=0.02))
         assert registered.client_id == CLIENT
         answers += [hostile.REFUSALS[name]] * 3
-        setting.offer(make_spec(), 1)
-        with running(setting):
-            wait_until(lambda: setting.coordinator.submissions)
+        harness.offer(make_spec(), 1)
+        with running(harness):
+            wait_until(lambda: harness.coordinator.submissions)
     told = [line for line in logs if line["event"] == "coordinator.answer_invalid"]
     assert len(told) == 6
     assert all(line["log_level"] == "error" for line in told)
     assert "a proxy" in told[-1]["todo"]
 
 
-def test_an_answer_about_another_assignment_is_refused(setting: Setting) -> None:
+def test_an_answer_about_another_assignment_is_refused(harness: WorkerHarness) -> None:
     other = json.dumps({"assignment_id": str(uuid4()), "state": "accepted"}).encode()
-    setting.coordinator.raw = lambda call: hostile.answer(other)()
+    harness.coordinator.raw = lambda call: hostile.answer(other)()
     for call in ("submit", "decline"):
         with pytest.raises(BadAnswer, match="answered about"):
-            CALLS[call](setting.client)
+            CALLS[call](harness.client)
 
 
-def test_ended_runs_returns_only_runs_that_were_asked_for(setting: Setting) -> None:
+def test_ended_runs_returns_only_runs_that_were_asked_for(harness: WorkerHarness) -> None:
     asked, other = uuid4(), uuid4()
     body = json.dumps({"run_ids": [str(asked), str(other)]}).encode()
-    setting.coordinator.raw = lambda call: hostile.answer(body)()
-    assert setting.client.ended_runs([asked]) == {asked}
+    harness.coordinator.raw = lambda call: hostile.answer(body)()
+    assert harness.client.ended_runs([asked]) == {asked}
 
 
-def test_a_model_larger_than_the_workers_limit_is_declined_before_it_is_fetched(setting: Setting) -> None:
-    setting.offer(make_spec(), 1)
-    agent = setting.restart()
+def test_a_model_larger_than_the_workers_limit_is_declined_before_it_is_fetched(harness: WorkerHarness) -> None:
+    harness.offer(make_spec(), 1)
+    agent = harness.restart()
     agent._executor._max_artifact_bytes = 1000
     with suppress(ClientError):
         agent.step()
-    (declined,) = setting.coordinator.declined
+    (declined,) = harness.coordinator.declined
     assert "this worker accepts 1000" in declined.reason
-    assert "GET artifact" not in setting.coordinator.calls
+    assert "GET artifact" not in harness.coordinator.calls

@@ -17,42 +17,42 @@ from fedssl_worker import lease
 from fedssl_worker.disclosure.ledger.verification import broadcast_differences, signed_broadcasts, verify
 from fedssl_worker.main import app
 
-from .conftest import CLIENT, RUN, Setting, good_update, make_spec
+from .conftest import CLIENT, RUN, WorkerHarness, good_update, make_spec
 
 WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["fedbyol"]')
 
 
 def test_what_was_sent_is_anchored_by_requests_that_are_made_anyway(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 60.0)  # no heartbeat, however slow the machine is
-    setting.offer(make_spec(), 1)
-    agent, reregister = setting.reregistering(setting.write_policy(*WEIGHTS))
+    harness.offer(make_spec(), 1)
+    agent, reregister = harness.reregistering(harness.write_policy(*WEIGHTS))
     reregister()
     agent.step()
-    assert setting.kinds() == ["opened", "receipt", "intent", "sent", "receipt"]
-    assert [anchor.seq for anchor in setting.coordinator.anchors] == [1, 4]
-    receipt = setting.ledger()[-1]
+    assert harness.kinds() == ["opened", "receipt", "intent", "sent", "receipt"]
+    assert [anchor.seq for anchor in harness.coordinator.anchors] == [1, 4]
+    receipt = harness.ledger()[-1]
     assert receipt["anchored_seq"] == 4
-    assert receipt["head"] == setting.coordinator.anchors[-1].head
+    assert receipt["head"] == harness.coordinator.anchors[-1].head
     agent.step()  # nothing is new, so nothing is anchored, and a receipt by itself does not cause another anchor
-    assert len(setting.coordinator.anchors) == 2
-    assert "heartbeat" not in setting.coordinator.calls
+    assert len(harness.coordinator.anchors) == 2
+    assert "heartbeat" not in harness.coordinator.calls
 
 
-def test_an_idle_worker_anchors_a_refusal(setting: Setting) -> None:
-    agent = setting.restart(setting.write_policy())
-    setting.offer(make_spec(), 1)
+def test_an_idle_worker_anchors_a_refusal(harness: WorkerHarness) -> None:
+    agent = harness.restart(harness.write_policy())
+    harness.offer(make_spec(), 1)
     agent.step()
-    assert setting.coordinator.anchors == []
+    assert harness.coordinator.anchors == []
     agent.step()
-    assert [anchor.seq for anchor in setting.coordinator.anchors] == [2]
-    assert setting.kinds() == ["opened", "refused", "receipt"]
+    assert [anchor.seq for anchor in harness.coordinator.anchors] == [2]
+    assert harness.kinds() == ["opened", "refused", "receipt"]
 
 
-def test_an_unanswered_anchor_is_sent_again_before_a_newer_one(setting: Setting, item: WorkItem) -> None:
-    egress = setting.egress()
-    path = setting.folder / "update"
+def test_an_unanswered_anchor_is_sent_again_before_a_newer_one(harness: WorkerHarness, item: WorkItem) -> None:
+    egress = harness.egress()
+    path = harness.folder / "update"
     save_tensors(good_update(), path)
     with pytest.raises(Unreachable), egress.anchoring.exchange():
         raise Unreachable("no answer")
@@ -61,44 +61,44 @@ def test_an_unanswered_anchor_is_sent_again_before_a_newer_one(setting: Setting,
         assert exchange.anchor is not None
         assert exchange.anchor.seq == 1
         assert other.anchor is None  # one at a time
-        exchange.receipt = setting.coordinator.anchor(exchange.anchor)
+        exchange.receipt = harness.coordinator.anchor(exchange.anchor)
     with egress.anchoring.exchange() as exchange:
         assert exchange.anchor is not None
         assert exchange.anchor.seq == 4
-    assert setting.kinds() == ["opened", "intent", "sent", "receipt"]
+    assert harness.kinds() == ["opened", "intent", "sent", "receipt"]
 
 
-def test_a_missing_receipt_is_logged_once(setting: Setting) -> None:
-    setting.coordinator.gives_receipts = False
-    agent, reregister = setting.reregistering(setting.write_policy())
+def test_a_missing_receipt_is_logged_once(harness: WorkerHarness) -> None:
+    harness.coordinator.gives_receipts = False
+    agent, reregister = harness.reregistering(harness.write_policy())
     with capture_logs() as logs:
         reregister()
         agent.step()
     assert [line["entry"] for line in logs if line["event"] == "ledger.receipt_missing"] == [1]
-    assert setting.kinds() == ["opened"]
+    assert harness.kinds() == ["opened"]
 
 
 @pytest.mark.parametrize("changes", [{"at": "2020-01-01T00:00:00.000000+00:00"}, {"seq": 2}, {"head": "f" * 64}])
-def test_a_forged_receipt_is_not_kept(setting: Setting, changes: dict[str, Any]) -> None:
-    egress = setting.egress()
+def test_a_forged_receipt_is_not_kept(harness: WorkerHarness, changes: dict[str, Any]) -> None:
+    egress = harness.egress()
     with capture_logs() as logs, egress.anchoring.exchange() as exchange:
-        receipt = setting.coordinator.anchor(exchange.anchor)
+        receipt = harness.coordinator.anchor(exchange.anchor)
         assert receipt is not None
         exchange.receipt = receipt.model_copy(update=changes)
     assert logs[-1]["event"] == "ledger.receipt_invalid"
-    assert setting.kinds() == ["opened"]
+    assert harness.kinds() == ["opened"]
 
 
-def test_differences_between_signed_broadcasts_of_two_owners_are_found(setting: Setting, tmp_path: Path) -> None:
-    setting.offer(make_spec(), 1)
-    setting.restart(setting.write_policy(*WEIGHTS)).step()
-    verify(setting.folder / "ledger")
-    [own] = signed_broadcasts(setting.folder / "ledger")
-    assert own["run"] == setting.ledger()[-1]["run"]
+def test_differences_between_signed_broadcasts_of_two_owners_are_found(harness: WorkerHarness, tmp_path: Path) -> None:
+    harness.offer(make_spec(), 1)
+    harness.restart(harness.write_policy(*WEIGHTS)).step()
+    verify(harness.folder / "ledger")
+    [own] = signed_broadcasts(harness.folder / "ledger")
+    assert own["run"] == harness.ledger()[-1]["run"]
     assert own["round"] == 1
     assert broadcast_differences([own], [own]) == (1, [])
     sent = SentBroadcast(run=own["run"], round=1, broadcast="f" * 64)
-    receipt = setting.coordinator.anchor(setting.coordinator.anchors[-1], sent)
+    receipt = harness.coordinator.anchor(harness.coordinator.anchors[-1], sent)
     assert receipt is not None
     other = {**own, "broadcast": "f" * 64, "signature": receipt.signature, "client": receipt.client_id}
     num_shared, [difference] = broadcast_differences([own], [other])
@@ -113,7 +113,7 @@ def test_differences_between_signed_broadcasts_of_two_owners_are_found(setting: 
     path = tmp_path / "other.json"
     state = tmp_path / "state"
     state.mkdir()
-    (state / "ledger").symlink_to(setting.folder / "ledger")
+    (state / "ledger").symlink_to(harness.folder / "ledger")
     command = ["ledger", "broadcasts", "--state", str(state)]
     assert json.loads(CliRunner().invoke(app, [*command, "--format", "json"]).stdout) == [own]
     assert own["broadcast"][:20] in CliRunner().invoke(app, command).stdout
@@ -128,21 +128,23 @@ def test_differences_between_signed_broadcasts_of_two_owners_are_found(setting: 
         assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
 
 
-def test_a_receipt_for_another_broadcast_is_kept_as_evidence(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receipt_for_another_broadcast_is_kept_as_evidence(
+    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lie = SentBroadcast(run=RUN, round=1, broadcast="f" * 64)
-    monkeypatch.setattr(setting.coordinator, "sent", lambda submit: lie)
-    setting.offer(make_spec(), 1)
+    monkeypatch.setattr(harness.coordinator, "sent", lambda submit: lie)
+    harness.offer(make_spec(), 1)
     with capture_logs() as logs:
-        setting.restart(setting.write_policy(*WEIGHTS)).step()
+        harness.restart(harness.write_policy(*WEIGHTS)).step()
     assert [line["signed"] for line in logs if line["event"] == "ledger.broadcast_differs"] == ["f" * 64]
-    assert setting.ledger()[-1]["broadcast"] == "f" * 64
+    assert harness.ledger()[-1]["broadcast"] == "f" * 64
 
 
-def test_a_receipt_without_the_broadcast_is_logged(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setting.coordinator, "sent", lambda submit: None)
-    item = setting.item(make_spec(), 1)
-    setting.coordinator.offer(item)
+def test_a_receipt_without_the_broadcast_is_logged(harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness.coordinator, "sent", lambda submit: None)
+    item = harness.item(make_spec(), 1)
+    harness.coordinator.offer(item)
     with capture_logs() as logs:
-        setting.restart(setting.write_policy(*WEIGHTS)).step()
-    assert len(setting.coordinator.submissions) == 1
+        harness.restart(harness.write_policy(*WEIGHTS)).step()
+    assert len(harness.coordinator.submissions) == 1
     assert [line["trained"] for line in logs if line["event"] == "ledger.broadcast_unsigned"] == [item.broadcast]

@@ -25,7 +25,7 @@ from fedssl_worker.main import app
 from fedssl_worker.settings import Settings, SettingsError, read_settings
 from support.waiting import wait_until
 
-from .conftest import Setting, make_spec, write_images
+from .conftest import WorkerHarness, make_spec, write_images
 from .coordinator import TOKEN, FakeCoordinator, Refusal
 
 
@@ -55,7 +55,7 @@ def worker(coordinator: FakeCoordinator, folder: Path, token: str = TOKEN) -> It
         process.wait()
 
 
-def leave(process: subprocess.Popen[str], number: signal.Signals) -> str:
+def terminate(process: subprocess.Popen[str], number: signal.Signals) -> str:
     asked = time.monotonic()
     process.send_signal(number)
     output, _ = process.communicate(timeout=20)
@@ -68,17 +68,17 @@ def leave(process: subprocess.Popen[str], number: signal.Signals) -> str:
 
 @pytest.mark.full
 def test_a_worker_can_be_stopped_while_it_waits_and_while_it_trains(
-    coordinator: FakeCoordinator, setting: Setting
+    coordinator: FakeCoordinator, harness: WorkerHarness
 ) -> None:
-    folder = setting.folder / "worker"
+    folder = harness.folder / "worker"
     folder.mkdir()
     endless = make_spec(training={"batch_size": 8, "local_epochs": 10_000})
     with worker(coordinator, folder) as process:
         wait_until(lambda: coordinator.introductions, 60)
-        setting.offer(make_spec(), 1)
+        harness.offer(make_spec(), 1)
         wait_until(lambda: coordinator.submissions, 60)
         time.sleep(0.2)  # it waits for work again
-        lines = [json.loads(line) for line in leave(process, signal.SIGINT).splitlines()]
+        lines = [json.loads(line) for line in terminate(process, signal.SIGINT).splitlines()]
     assert [line["event"] for line in lines[1:]] == [
         "worker.registered",
         "work.claimed",
@@ -87,9 +87,9 @@ def test_a_worker_can_be_stopped_while_it_waits_and_while_it_trains(
     ]
     assert lines[2]["round"] == 1
     with worker(coordinator, folder) as process:
-        setting.offer(endless, 2)
+        harness.offer(endless, 2)
         wait_until(lambda: process.poll() or any(b.progress and b.progress.step for b in coordinator.heartbeats), 60)
-        leave(process, signal.SIGTERM)
+        terminate(process, signal.SIGTERM)
     assert coordinator.leased is not None  # the lease stays for the worker that is started next
     assert coordinator.declined == []
 
@@ -108,7 +108,7 @@ def test_a_refused_worker_logs_the_reason(coordinator: FakeCoordinator, tmp_path
 
 
 @contextmanager
-def staying(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def unhealthy_worker(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Yield a worker as compose starts it. It has a liveness file, and keeps running if it cannot work."""
     variables = {
         "FEDSSL_WORKER_COORDINATOR": coordinator.url,
@@ -128,7 +128,7 @@ def staying(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Ite
         process.wait()
 
 
-def output_until_it_stays(process: subprocess.Popen[str]) -> str:
+def output_until_unhealthy(process: subprocess.Popen[str]) -> str:
     assert process.stderr is not None
     lines = []
     for line in process.stderr:
@@ -155,8 +155,8 @@ def output_until_it_stays(process: subprocess.Popen[str]) -> str:
 def test_a_worker_keeps_running_unready_after_an_error_that_a_restart_would_repeat(
     coordinator: FakeCoordinator, tmp_path: Path, variable: str, value: str, reason: str
 ) -> None:
-    with staying(coordinator, tmp_path, **{variable: value}) as process:
-        output = output_until_it_stays(process)
+    with unhealthy_worker(coordinator, tmp_path, **{variable: value}) as process:
+        output = output_until_unhealthy(process)
         found = why_not_ready(tmp_path / "alive")
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
@@ -170,7 +170,7 @@ def test_a_worker_keeps_running_unready_after_an_error_that_a_restart_would_repe
 @pytest.mark.full
 def test_a_worker_is_ready_while_the_coordinator_answers(coordinator: FakeCoordinator, tmp_path: Path) -> None:
     alive = tmp_path / "alive"
-    with staying(
+    with unhealthy_worker(
         coordinator, tmp_path, FEDSSL_WORKER_RETRY_SECONDS="0.1", FEDSSL_WORKER_CLAIM_SECONDS="0.2"
     ) as process:
         wait_until(alive.exists, 60)
@@ -189,7 +189,7 @@ def test_a_worker_is_ready_while_the_coordinator_answers(coordinator: FakeCoordi
             raise Refusal("unauthenticated", 401, "The token was revoked: ask the operator for a new one.")
 
         coordinator.before = revoke
-        assert "ask the operator for a new one" in output_until_it_stays(process)
+        assert "ask the operator for a new one" in output_until_unhealthy(process)
         assert "ask the operator for a new one" in (why_not_ready(alive) or "")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == EXIT_REFUSED

@@ -12,7 +12,7 @@ from fedssl.errors import DataError
 from fedssl.protocol.data import DataConfig, PublicDataConfig
 from fedssl_worker.data import PublicImages
 
-from .conftest import Setting, make_spec
+from .conftest import WorkerHarness, make_spec
 
 DATA = DataConfig(channels=1, image_size=8)
 CPU = torch.device("cpu")
@@ -65,18 +65,18 @@ def test_public_images_stay_loaded_until_a_run_names_others() -> None:
     assert images.load(None, DATA) is None
 
 
-def test_a_worker_sends_normalised_representations_of_public_images(setting: Setting) -> None:
+def test_a_worker_sends_normalised_representations_of_public_images(harness: WorkerHarness) -> None:
     method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
     spec = make_spec(method=method, public_data={"dataset": "digits", "num_images": 20})
-    finished = setting.executor().execute(setting.item(spec, 1), lambda progress: None)
+    finished = harness.executor().execute(harness.item(spec, 1), lambda progress: None)
     (representations,) = load_tensors(finished.update).values()
     assert representations.shape[0] == 20
     torch.testing.assert_close(representations.norm(dim=1), torch.ones(20))
 
 
-def test_work_with_missing_public_images_is_refused_with_the_reason(setting: Setting) -> None:
+def test_work_with_missing_public_images_is_refused_with_the_reason(harness: WorkerHarness) -> None:
     method = {"name": "flesd", "reducer": {"name": "distillation", "num_anchors": 8, "batch_size": 4}}
     spec = make_spec(method=method, public_data={"dataset": "scans", "num_images": 20})
     with pytest.raises(DataError, match="scans, which this machine does not hold"):
-        setting.executor().execute(setting.item(spec, 1), lambda progress: None)
-    assert setting.coordinator.calls == []
+        harness.executor().execute(harness.item(spec, 1), lambda progress: None)
+    assert harness.coordinator.calls == []

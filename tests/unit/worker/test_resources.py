@@ -15,7 +15,7 @@ from fedssl.protocol.work import Heartbeat, Resources
 from fedssl_worker import lease, resources
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 
-from .conftest import Setting, make_item, make_spec
+from .conftest import WorkerHarness, make_item, make_spec
 from .coordinator import Refusal
 
 MEASURED = Resources(memory_bytes=123_456_789, gpu_memory_bytes=2_000_000_000, gpu_utilisation=0.75)
@@ -30,31 +30,31 @@ def _many_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl_worker.agent.measured_resources", lambda: MEASURED)
 
 
-def trained(setting: Setting, policy: Path | None = None) -> list[Heartbeat]:
+def trained(harness: WorkerHarness, policy: Path | None = None) -> list[Heartbeat]:
     """Return the heartbeats of one training."""
-    setting.offer(make_spec(training={"batch_size": 8, "local_epochs": 30}), 1)
-    setting.restart(policy).step()
-    assert len(setting.coordinator.submissions) == 1
-    heartbeats = [beat for beat in setting.coordinator.heartbeats if beat.progress is not None]
+    harness.offer(make_spec(training={"batch_size": 8, "local_epochs": 30}), 1)
+    harness.restart(policy).step()
+    assert len(harness.coordinator.submissions) == 1
+    heartbeats = [beat for beat in harness.coordinator.heartbeats if beat.progress is not None]
     assert heartbeats
     return heartbeats
 
 
-def test_heartbeats_report_the_resources_of_the_process(setting: Setting) -> None:
-    setting.coordinator.takes_resources = True
-    heartbeats = trained(setting)
+def test_heartbeats_report_the_resources_of_the_process(harness: WorkerHarness) -> None:
+    harness.coordinator.takes_resources = True
+    heartbeats = trained(harness)
     assert [beat.resources for beat in heartbeats] == [MEASURED] * len(heartbeats)
 
 
-def test_resources_are_not_sent_to_an_older_coordinator(setting: Setting) -> None:
-    heartbeats = trained(setting)
+def test_resources_are_not_sent_to_an_older_coordinator(harness: WorkerHarness) -> None:
+    heartbeats = trained(harness)
     assert all("resources" not in beat.model_fields_set for beat in heartbeats)
 
 
-def test_a_heartbeat_that_an_older_process_refuses_is_sent_without_resources(setting: Setting) -> None:
+def test_a_heartbeat_that_an_older_process_refuses_is_sent_without_resources(harness: WorkerHarness) -> None:
     """During an upgrade, the process that answers the claim and the one that answers the heartbeat may differ in
     version."""
-    setting.coordinator.takes_resources = True
+    harness.coordinator.takes_resources = True
     refused: list[str] = []
 
     def refuse(call: str) -> None:
@@ -62,11 +62,11 @@ def test_a_heartbeat_that_an_older_process_refuses_is_sent_without_resources(set
             refused.append(call)
             raise Refusal("invalid-request", 422, "resources: Extra inputs are not permitted")
 
-    setting.coordinator.before = refuse
-    heartbeats = trained(setting)
+    harness.coordinator.before = refuse
+    heartbeats = trained(harness)
     assert refused
     assert all(beat.resources is None for beat in heartbeats)
-    assert setting.coordinator.declined == []
+    assert harness.coordinator.declined == []
 
 
 @pytest.mark.full(but=1)
@@ -81,19 +81,19 @@ def test_a_heartbeat_that_an_older_process_refuses_is_sent_without_resources(set
     ],
 )
 def test_the_policy_permits_or_withholds_each_resource(
-    setting: Setting, allow: str, expected: Resources | None
+    harness: WorkerHarness, allow: str, expected: Resources | None
 ) -> None:
-    setting.coordinator.takes_resources = True
-    heartbeats = trained(setting, setting.write_policy(*WEIGHTS, "[metrics]", f"allow = {allow}"))
+    harness.coordinator.takes_resources = True
+    heartbeats = trained(harness, harness.write_policy(*WEIGHTS, "[metrics]", f"allow = {allow}"))
     assert [beat.resources for beat in heartbeats] == [expected] * len(heartbeats)
-    intent = next(body for body in setting.ledger() if body["kind"] == "intent")
+    intent = next(body for body in harness.ledger() if body["kind"] == "intent")
     names = set() if expected is None else set(expected.model_dump(exclude_none=True))
     assert names == set(intent["reported"]) & set(Resources.model_fields)
 
 
-def test_the_ledger_names_every_number_that_reports_may_contain(setting: Setting) -> None:
+def test_the_ledger_names_every_number_that_reports_may_contain(harness: WorkerHarness) -> None:
     enforcer = PolicyEnforcer(
-        setting.write_policy(*WEIGHTS, "[metrics]", 'allow = ["loss", "memory_bytes"]'), setting.coordinator.url
+        harness.write_policy(*WEIGHTS, "[metrics]", 'allow = ["loss", "memory_bytes"]'), harness.coordinator.url
     )
     assert enforcer.reportable(make_item(make_spec(), 1)) == ["loss", "memory_bytes"]
 

@@ -29,7 +29,7 @@ from fedssl_worker.rescan import Rescan
 from fedssl_worker.settings import Settings
 from fedssl_worker.site_evaluations import SiteEvaluations
 
-from .conftest import CPU, Setting, make_spec, own_labels, write_images
+from .conftest import CPU, WorkerHarness, make_spec, own_labels, write_images
 from .coordinator import Refusal
 
 CLASSES = [str(number) for number in range(10)]
@@ -41,41 +41,41 @@ def _spec(*measures: str, **sites: Any) -> RunSpec:
     return make_spec(evaluation={"at": "sites", "measures": measures or ("knn",), "sites": sites})
 
 
-def _offer(setting: Setting, spec: RunSpec | None = None, **changes: Any) -> SiteEvaluationItem:
-    work = setting.item(spec or _spec(), 1)
+def _offer(harness: WorkerHarness, spec: RunSpec | None = None, **changes: Any) -> SiteEvaluationItem:
+    work = harness.item(spec or _spec(), 1)
     shared = {
         name: getattr(work, name) for name in ("run_id", "client_id", "spec", "plan", "method_version", "broadcast")
     }
     item = SiteEvaluationItem(**{"evaluation_id": uuid4(), "round_number": 1, **shared, **changes})
-    setting.coordinator.evaluations = deque([*(setting.coordinator.evaluations or ()), item])
+    harness.coordinator.evaluations = deque([*(harness.coordinator.evaluations or ()), item])
     return item
 
 
 def _evaluations(
-    setting: Setting, policy: Path | None = None, *, labelled: bool = True, egress: Egress | None = None
+    harness: WorkerHarness, policy: Path | None = None, *, labelled: bool = True, egress: Egress | None = None
 ) -> SiteEvaluations:
-    labels = own_labels(setting.folder) if labelled else None
+    labels = own_labels(harness.folder) if labelled else None
     backoff = Backoff(first=0.01, longest=0.05)
-    executor = setting.executor()
-    egress = egress or setting.egress(policy)
-    return SiteEvaluations(setting.client, executor, egress, setting.images, labels, CPU, backoff)
+    executor = harness.executor()
+    egress = egress or harness.egress(policy)
+    return SiteEvaluations(harness.client, executor, egress, harness.images, labels, CPU, backoff)
 
 
-def _refusal(setting: Setting) -> str:
-    [answer] = setting.coordinator.site_answers
+def _refusal(harness: WorkerHarness) -> str:
+    [answer] = harness.coordinator.site_answers
     assert answer.counts is None
     assert answer.refusal is not None
     return answer.refusal
 
 
-def test_counts_are_sent_and_recorded_in_the_ledger(setting: Setting) -> None:
-    item = _offer(setting)
-    _evaluations(setting).answer_next()
-    [answer] = setting.coordinator.site_answers
+def test_counts_are_sent_and_recorded_in_the_ledger(harness: WorkerHarness) -> None:
+    item = _offer(harness)
+    _evaluations(harness).answer_next()
+    [answer] = harness.coordinator.site_answers
     counts = answer.counts
     assert counts is not None
     assert (answer.evaluation_id, counts.num_train + counts.num_test) == (item.evaluation_id, 32)
-    intent, sent = [body for body in setting.ledger() if body["kind"] in ("intent", "sent")]
+    intent, sent = [body for body in harness.ledger() if body["kind"] in ("intent", "sent")]
     assert intent["artifact"] == ["evaluation"]
     assert (intent["run"], intent["round"], intent["method"]) == (str(item.run_id), 1, "fedbyol")
     assert f"num_test={counts.num_test}" in intent["numbers"]
@@ -83,52 +83,52 @@ def test_counts_are_sent_and_recorded_in_the_ledger(setting: Setting) -> None:
     assert sent["intent"] == intent["seq"]
 
 
-def test_rescan_evaluates_the_current_images(setting: Setting) -> None:
-    path = write_images(setting.folder / "own.npz")
-    images, labels = OwnImages(str(path), CPU), own_labels(setting.folder)
-    settings = Settings(coordinator="https://x", data=str(path), state=setting.folder / "state", labels="own")
+def test_rescan_evaluates_the_current_images(harness: WorkerHarness) -> None:
+    path = write_images(harness.folder / "own.npz")
+    images, labels = OwnImages(str(path), CPU), own_labels(harness.folder)
+    settings = Settings(coordinator="https://x", data=str(path), state=harness.folder / "state", labels="own")
     registered: list[int] = []
     rescan = Rescan(settings, images, labels, lambda: registered.append(len(images)))
-    setting = dataclasses.replace(setting, images=images)
+    harness = dataclasses.replace(harness, images=images)
     evaluations = SiteEvaluations(
-        setting.client, setting.executor(), setting.egress(), images, labels, CPU, Backoff(), rescan
+        harness.client, harness.executor(), harness.egress(), images, labels, CPU, Backoff(), rescan
     )
     write_images(path, 40)
-    _offer(setting)
+    _offer(harness)
     evaluations.answer_next()
-    [answer] = setting.coordinator.site_answers
+    [answer] = harness.coordinator.site_answers
     assert answer.counts is not None, answer.refusal
     assert (answer.counts.num_train + answer.counts.num_test, registered) == (40, [40])
     path.write_bytes(b"")  # unusable images lead to a refusal without names of this machine
-    _offer(setting)
+    _offer(harness)
     evaluations.answer_next()
-    assert "images have changed and cannot be used" in str(setting.coordinator.site_answers[1].refusal)
+    assert "images have changed and cannot be used" in str(harness.coordinator.site_answers[1].refusal)
 
 
-def test_a_worker_without_labels_refuses_before_anything_is_fetched(setting: Setting) -> None:
-    _offer(setting)
-    _evaluations(setting, labelled=False).answer_next()
-    assert _refusal(setting) == "this site has no labels: its worker was started without --labels"
-    assert "GET artifact" not in setting.coordinator.calls
+def test_a_worker_without_labels_refuses_before_anything_is_fetched(harness: WorkerHarness) -> None:
+    _offer(harness)
+    _evaluations(harness, labelled=False).answer_next()
+    assert _refusal(harness) == "this site has no labels: its worker was started without --labels"
+    assert "GET artifact" not in harness.coordinator.calls
 
 
-def test_a_policy_denies_evaluations_by_default(setting: Setting) -> None:
-    _offer(setting)
-    policy = setting.write_policy("[[allow]]", 'artifact = "weights"', 'methods = ["*"]')
-    _evaluations(setting, policy).answer_next()
-    assert "does not permit this evaluation: no rule allows evaluation of fedbyol" in _refusal(setting)
-    assert "GET artifact" not in setting.coordinator.calls
-    [refused] = [body for body in setting.ledger() if body["kind"] == "refused"]
+def test_a_policy_denies_evaluations_by_default(harness: WorkerHarness) -> None:
+    _offer(harness)
+    policy = harness.write_policy("[[allow]]", 'artifact = "weights"', 'methods = ["*"]')
+    _evaluations(harness, policy).answer_next()
+    assert "does not permit this evaluation: no rule allows evaluation of fedbyol" in _refusal(harness)
+    assert "GET artifact" not in harness.coordinator.calls
+    [refused] = [body for body in harness.ledger() if body["kind"] == "refused"]
     assert refused["artifact"] == ["evaluation"]
 
 
-def test_a_policy_requires_ten_images_per_class_by_default(setting: Setting) -> None:
-    _offer(setting)
-    _offer(setting)
-    _evaluations(setting, setting.write_policy(*ALLOWED)).answer_next()
-    assert "0 of the run's 10 classes have at least 10 training and 10 test images" in _refusal(setting)
-    _evaluations(setting, setting.write_policy(*ALLOWED, "min_count = 2")).answer_next()
-    counts = setting.coordinator.site_answers[1].counts
+def test_a_policy_requires_ten_images_per_class_by_default(harness: WorkerHarness) -> None:
+    _offer(harness)
+    _offer(harness)
+    _evaluations(harness, harness.write_policy(*ALLOWED)).answer_next()
+    assert "0 of the run's 10 classes have at least 10 training and 10 test images" in _refusal(harness)
+    _evaluations(harness, harness.write_policy(*ALLOWED, "min_count = 2")).answer_next()
+    counts = harness.coordinator.site_answers[1].counts
     assert counts is not None
     assert counts.min_count == 2
 
@@ -141,17 +141,17 @@ def test_a_policy_requires_ten_images_per_class_by_default(setting: Setting) -> 
         ("max_bytes = 10", "max_bytes allows 10"),
     ],
 )
-def test_the_limits_of_a_rule_apply_to_evaluations(setting: Setting, rule: str, words: str) -> None:
-    _offer(setting)
-    _evaluations(setting, setting.write_policy(*ALLOWED, "min_count = 1", rule)).answer_next()
-    assert words in _refusal(setting)
-    assert "intent" not in setting.kinds()
+def test_the_limits_of_a_rule_apply_to_evaluations(harness: WorkerHarness, rule: str, words: str) -> None:
+    _offer(harness)
+    _evaluations(harness, harness.write_policy(*ALLOWED, "min_count = 1", rule)).answer_next()
+    assert words in _refusal(harness)
+    assert "intent" not in harness.kinds()
 
 
-def test_the_policy_notice_omits_rules_that_older_coordinators_do_not_know(setting: Setting) -> None:
+def test_the_policy_notice_omits_rules_that_older_coordinators_do_not_know(harness: WorkerHarness) -> None:
     rules = [("[[allow]]", f'artifact = "{name}"', 'methods = ["*"]') for name in ("weights", "statistics")]
-    policy = setting.write_policy(*itertools.chain(*rules), *ALLOWED, "min_count = 3")
-    notice = PolicyEnforcer(policy, setting.coordinator.url).notice
+    policy = harness.write_policy(*itertools.chain(*rules), *ALLOWED, "min_count = 3")
+    notice = PolicyEnforcer(policy, harness.coordinator.url).notice
     assert notice is not None
     assert [rule.artifact for rule in notice.allow] == ["weights"]
     assert "min_count" not in notice.model_dump_json()
@@ -168,68 +168,68 @@ def test_the_policy_notice_omits_rules_that_older_coordinators_do_not_know(setti
         (('artifact = "evaluation"', "min_count = 0"), "min_count"),
     ],
 )
-def test_rules_without_a_meaning_are_refused(setting: Setting, lines: tuple[str, ...], words: str) -> None:
-    policy = setting.write_policy("[[allow]]", 'methods = ["*"]', *lines)
+def test_rules_without_a_meaning_are_refused(harness: WorkerHarness, lines: tuple[str, ...], words: str) -> None:
+    policy = harness.write_policy("[[allow]]", 'methods = ["*"]', *lines)
     with pytest.raises(PolicyError, match=words):
-        PolicyEnforcer(policy, setting.coordinator.url)
+        PolicyEnforcer(policy, harness.coordinator.url)
 
 
-def test_counts_are_not_sent_if_the_policy_has_become_stricter(setting: Setting) -> None:
-    item = _offer(setting)
-    _evaluations(setting).answer_next()
-    [answer] = setting.coordinator.site_answers
+def test_counts_are_not_sent_if_the_policy_has_become_stricter(harness: WorkerHarness) -> None:
+    item = _offer(harness)
+    _evaluations(harness).answer_next()
+    [answer] = harness.coordinator.site_answers
     assert answer.counts is not None
     with pytest.raises(NotPermitted, match="the policy has changed: it counts classes with 10 images or more"):
-        setting.egress(setting.write_policy(*ALLOWED)).send_counts(item, SiteEvaluation(answer.counts))
-    assert setting.ledger()[-1]["kind"] == "refused"
-    assert len(setting.coordinator.site_answers) == 1
+        harness.egress(harness.write_policy(*ALLOWED)).send_counts(item, SiteEvaluation(answer.counts))
+    assert harness.ledger()[-1]["kind"] == "refused"
+    assert len(harness.coordinator.site_answers) == 1
 
 
-def test_evaluations_do_not_count_as_updates(setting: Setting) -> None:
-    policy = setting.write_policy("max_rounds_total = 1", "max_bytes_total = 1", *ALLOWED, "min_count = 1")
+def test_evaluations_do_not_count_as_updates(harness: WorkerHarness) -> None:
+    policy = harness.write_policy("max_rounds_total = 1", "max_bytes_total = 1", *ALLOWED, "min_count = 1")
     for _ in range(2):
-        _offer(setting)
-        _evaluations(setting, policy).answer_next()
-    assert [answer.refusal for answer in setting.coordinator.site_answers] == [None, None]
-    assert setting.egress(policy)._ledger.totals().num_rounds == 0
+        _offer(harness)
+        _evaluations(harness, policy).answer_next()
+    assert [answer.refusal for answer in harness.coordinator.site_answers] == [None, None]
+    assert harness.egress(policy)._ledger.totals().num_rounds == 0
 
 
-def test_evaluations_are_limited_over_all_runs_and_restarts(setting: Setting) -> None:
+def test_evaluations_are_limited_over_all_runs_and_restarts(harness: WorkerHarness) -> None:
     """Evaluations may hold out different images, so that their differences concern single images."""
     lines = (*ALLOWED, "min_count = 1", "[ledger]", "segment_entries = 3")
-    policy = setting.write_policy("max_evaluations_total = 2", *lines)
+    policy = harness.write_policy("max_evaluations_total = 2", *lines)
     specs = [_spec(test_share=share) for share in (0.5, 0.25, 0.5, 0.75)]
     for spec in specs:  # of one run and round; the third repeats the first question
         # If nothing may leave, nothing is fetched, so the missing weights are not noticed.
-        _offer(setting, spec, **({"broadcast": "0" * 64} if spec is specs[-1] else {}))
-        _evaluations(setting, policy).answer_next()
-    answers = setting.coordinator.site_answers
+        _offer(harness, spec, **({"broadcast": "0" * 64} if spec is specs[-1] else {}))
+        _evaluations(harness, policy).answer_next()
+    answers = harness.coordinator.site_answers
     assert [answer.refusal is None for answer in answers] == [True, True, True, False]
     assert answers[0].counts == answers[2].counts
     message = "permits 2 evaluations in all runs together (max_evaluations_total), and 2 have left: raise the limit"
     assert message in str(answers[-1].refusal)
-    assert message in [body["reason"] for body in setting.ledger() if body["kind"] == "refused"][-1]
-    sorted((setting.folder / "ledger").glob("0*.jsonl"))[1].unlink()  # the totals of the next file replace it
-    _offer(setting, specs[-1])
-    _evaluations(setting, policy).answer_next()
-    assert "and 2 have left" in str(setting.coordinator.site_answers[-1].refusal)
-    policy = setting.write_policy("max_evaluations_total = 3", *lines)
-    _offer(setting, specs[-1])
-    _evaluations(setting, policy).answer_next()
-    assert setting.coordinator.site_answers[-1].refusal is None
+    assert message in [body["reason"] for body in harness.ledger() if body["kind"] == "refused"][-1]
+    sorted((harness.folder / "ledger").glob("0*.jsonl"))[1].unlink()  # the totals of the next file replace it
+    _offer(harness, specs[-1])
+    _evaluations(harness, policy).answer_next()
+    assert "and 2 have left" in str(harness.coordinator.site_answers[-1].refusal)
+    policy = harness.write_policy("max_evaluations_total = 3", *lines)
+    _offer(harness, specs[-1])
+    _evaluations(harness, policy).answer_next()
+    assert harness.coordinator.site_answers[-1].refusal is None
 
 
-def test_another_answer_to_the_same_question_counts_as_another_evaluation(setting: Setting) -> None:
+def test_another_answer_to_the_same_question_counts_as_another_evaluation(harness: WorkerHarness) -> None:
     """After the site's images have changed, the differences concern single images."""
-    policy = setting.write_policy("max_evaluations_total = 1", *ALLOWED, "min_count = 1")
-    _offer(setting)
-    _evaluations(setting, policy).answer_next()
-    [answer] = setting.coordinator.site_answers
+    policy = harness.write_policy("max_evaluations_total = 1", *ALLOWED, "min_count = 1")
+    _offer(harness)
+    _evaluations(harness, policy).answer_next()
+    [answer] = harness.coordinator.site_answers
     assert answer.counts is not None
-    egress, other = setting.egress(policy), answer.counts.model_copy(update={"num_train": answer.counts.num_train + 1})
-    egress.send_counts(_offer(setting), SiteEvaluation(answer.counts))  # the same answer again
+    egress, other = harness.egress(policy), answer.counts.model_copy(update={"num_train": answer.counts.num_train + 1})
+    egress.send_counts(_offer(harness), SiteEvaluation(answer.counts))  # the same answer again
     with pytest.raises(NotPermitted, match="permits 1 evaluations in all runs together"):
-        egress.send_counts(_offer(setting), SiteEvaluation(other))
+        egress.send_counts(_offer(harness), SiteEvaluation(other))
 
 
 def test_evaluations_are_refused_if_an_earlier_version_did_not_total_them() -> None:
@@ -240,124 +240,124 @@ def test_evaluations_are_refused_if_an_earlier_version_did_not_total_them() -> N
     assert totals.is_known  # the limits on updates still apply
 
 
-def test_an_evaluation_is_refused_without_file_names_if_the_labels_do_not_fit(setting: Setting) -> None:
-    _offer(setting, _spec(classes=["cat", "dog"]))
-    _evaluations(setting).answer_next()
-    assert _refusal(setting) == "this site's labels do not fit the run's classes: see its worker's log"
-    assert str(setting.folder) not in json.dumps(setting.ledger())
+def test_an_evaluation_is_refused_without_file_names_if_the_labels_do_not_fit(harness: WorkerHarness) -> None:
+    _offer(harness, _spec(classes=["cat", "dog"]))
+    _evaluations(harness).answer_next()
+    assert _refusal(harness) == "this site's labels do not fit the run's classes: see its worker's log"
+    assert str(harness.folder) not in json.dumps(harness.ledger())
 
 
-def test_an_unexpected_error_reports_only_its_type(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_reports_only_its_type(harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("/home/owner/images")
 
     monkeypatch.setattr(Executor, "weights_of", fail)
-    _offer(setting)
-    _evaluations(setting).answer_next()
-    assert _refusal(setting) == "the worker failed unexpectedly (RuntimeError): see its log"
+    _offer(harness)
+    _evaluations(harness).answer_next()
+    assert _refusal(harness) == "the worker failed unexpectedly (RuntimeError): see its log"
 
 
-def test_an_evaluation_is_answered_once_the_coordinator_is_reachable_again(setting: Setting) -> None:
-    item = _offer(setting)
-    evaluations = _evaluations(setting)
+def test_an_evaluation_is_answered_once_the_coordinator_is_reachable_again(harness: WorkerHarness) -> None:
+    item = _offer(harness)
+    evaluations = _evaluations(harness)
 
     def down(call: str) -> None:
         if call == "site-evaluations":
             raise Refusal("unavailable", 503)
 
-    setting.coordinator.before = down
+    harness.coordinator.before = down
     with pytest.raises(Unavailable):
         evaluations.answer_next()
-    setting.coordinator.before = lambda call: None
+    harness.coordinator.before = lambda call: None
     evaluations.answer_next()
-    [answer] = setting.coordinator.site_answers
+    [answer] = harness.coordinator.site_answers
     assert answer.evaluation_id == item.evaluation_id
 
 
-def test_an_evaluation_is_repeated_with_the_same_counts_after_a_lost_reply(setting: Setting) -> None:
-    _offer(setting)
+def test_an_evaluation_is_repeated_with_the_same_counts_after_a_lost_reply(harness: WorkerHarness) -> None:
+    _offer(harness)
     counted: list[SiteCounts | None] = []
     for _ in range(2):
-        _evaluations(setting).answer_next()
-        counted.append(setting.coordinator.site_answers[-1].counts)
-        _offer(setting)
+        _evaluations(harness).answer_next()
+        counted.append(harness.coordinator.site_answers[-1].counts)
+        _offer(harness)
     assert counted[0] == counted[1]
 
 
-def test_an_evaluation_for_another_method_version_is_refused_with_the_reason(setting: Setting) -> None:
-    _offer(setting, method_version=99)
-    _evaluations(setting).answer_next()
-    assert "the run needs fedbyol version 99" in _refusal(setting)
+def test_an_evaluation_for_another_method_version_is_refused_with_the_reason(harness: WorkerHarness) -> None:
+    _offer(harness, method_version=99)
+    _evaluations(harness).answer_next()
+    assert "the run needs fedbyol version 99" in _refusal(harness)
 
 
-def test_an_evaluation_that_was_already_answered_is_skipped(setting: Setting) -> None:
-    _offer(setting)
-    evaluations = _evaluations(setting)
-    setting.coordinator.before = lambda call: None
-    served = setting.coordinator.evaluations
+def test_an_evaluation_that_was_already_answered_is_skipped(harness: WorkerHarness) -> None:
+    _offer(harness)
+    evaluations = _evaluations(harness)
+    harness.coordinator.before = lambda call: None
+    served = harness.coordinator.evaluations
     assert served is not None
 
     def answered(call: str) -> None:
-        if setting.coordinator.calls.count("site-evaluations") == 2:
+        if harness.coordinator.calls.count("site-evaluations") == 2:
             served.clear()
 
-    setting.coordinator.before = answered
+    harness.coordinator.before = answered
     evaluations.answer_next()
-    assert setting.coordinator.site_answers == []
+    assert harness.coordinator.site_answers == []
     evaluations.answer_next()  # nothing is left
 
 
-def test_an_agent_evaluates_when_there_is_no_work(setting: Setting) -> None:
-    _offer(setting)
-    agent = setting.restart(evaluate=_evaluations(setting).answer_next)
+def test_an_agent_evaluates_when_there_is_no_work(harness: WorkerHarness) -> None:
+    _offer(harness)
+    agent = harness.restart(evaluate=_evaluations(harness).answer_next)
     agent.step()  # only this claim's answer shows that the coordinator supports evaluations
-    assert setting.coordinator.site_answers == []
+    assert harness.coordinator.site_answers == []
     agent.step()
-    assert len(setting.coordinator.site_answers) == 1
+    assert len(harness.coordinator.site_answers) == 1
     agent.step()
-    assert setting.coordinator.calls.count("site-evaluations") == 2  # one claim, one answer
+    assert harness.coordinator.calls.count("site-evaluations") == 2  # one claim, one answer
 
 
-def test_a_site_with_local_batch_norm_evaluates_before_the_training_that_replaces_it(setting: Setting) -> None:
+def test_a_site_with_local_batch_norm_evaluates_before_the_training_that_replaces_it(harness: WorkerHarness) -> None:
     values = _spec().model_dump(mode="json")
     spec = RunSpec.model_validate(values | {"model": {**values["model"], "batch_norm": "local"}})
-    egress = setting.egress()
-    evaluations = _evaluations(setting, egress=egress)
+    egress = harness.egress()
+    evaluations = _evaluations(harness, egress=egress)
     agent = Agent(
-        setting.client,
-        setting.executor(),
+        harness.client,
+        harness.executor(),
         egress,
         claim_seconds=0.1,
         evaluate=evaluations.answer_next,
     )
-    setting.offer(spec, 1)
+    harness.offer(spec, 1)
     agent.step()
-    newest = setting.coordinator.last_accepted
+    newest = harness.coordinator.last_accepted
     assert newest is not None
-    setting.offer(spec, 2)
-    _offer(setting, spec, last_accepted=newest)
+    harness.offer(spec, 2)
+    _offer(harness, spec, last_accepted=newest)
     agent.step()
-    [answer] = setting.coordinator.site_answers
+    [answer] = harness.coordinator.site_answers
     assert answer.counts is not None
-    assert setting.coordinator.submissions[0].update == newest.update
-    assert len(setting.coordinator.submissions) == 2
-    _offer(setting, spec, last_accepted=newest.model_copy(update={"update": "0" * 64}))
-    _offer(setting, spec)
+    assert harness.coordinator.submissions[0].update == newest.update
+    assert len(harness.coordinator.submissions) == 2
+    _offer(harness, spec, last_accepted=newest.model_copy(update={"update": "0" * 64}))
+    _offer(harness, spec)
     for _ in range(2):
         evaluations.answer_next()
-    missing, untrained = (answer.refusal or "" for answer in setting.coordinator.site_answers[1:])
+    missing, untrained = (answer.refusal or "" for answer in harness.coordinator.site_answers[1:])
     assert "the client state of round 1 is missing" in missing
     assert "has not trained up to round 1" in untrained
 
 
-def test_a_worker_detects_from_each_claim_if_the_coordinator_has_evaluations(setting: Setting) -> None:
-    _offer(setting)
+def test_a_worker_detects_from_each_claim_if_the_coordinator_has_evaluations(harness: WorkerHarness) -> None:
+    _offer(harness)
     for has_evaluations in (False, True):
-        assert setting.client.claim(0) is None
-        assert setting.client.has_site_evaluations is has_evaluations
-    setting.coordinator.evaluations = None  # another process of the coordinator, of the previous version
-    assert setting.client.claim(0) is None
-    assert not setting.client.has_site_evaluations
+        assert harness.client.claim(0) is None
+        assert harness.client.has_site_evaluations is has_evaluations
+    harness.coordinator.evaluations = None  # another process of the coordinator, of the previous version
+    assert harness.client.claim(0) is None
+    assert not harness.client.has_site_evaluations
 
 
 def test_labels_of_another_number_of_images_are_refused(tmp_path: Path) -> None:
@@ -369,16 +369,16 @@ def test_labels_of_another_number_of_images_are_refused(tmp_path: Path) -> None:
     assert load_own_labels(data, None, None, 32) is None
 
 
-def test_a_classifier_of_this_site_leaves_only_if_the_policy_allows_it(setting: Setting) -> None:
+def test_a_classifier_of_this_site_leaves_only_if_the_policy_allows_it(harness: WorkerHarness) -> None:
     spec = _spec("probe", cross_site="probe")
     for _ in range(3):
-        _offer(setting, spec)
-    _evaluations(setting).answer_next()
+        _offer(harness, spec)
+    _evaluations(harness).answer_next()
     allowed = (*ALLOWED, "min_count = 1")
-    _evaluations(setting, setting.write_policy(*allowed)).answer_next()
+    _evaluations(harness, harness.write_policy(*allowed)).answer_next()
     rule = ("[[allow]]", 'artifact = "site-head"', 'methods = ["fedbyol"]')
-    _evaluations(setting, setting.write_policy(*allowed, *rule, "max_bytes = 40")).answer_next()
-    free, denied, limited = setting.coordinator.site_answers
+    _evaluations(harness, harness.write_policy(*allowed, *rule, "max_bytes = 40")).answer_next()
+    free, denied, limited = harness.coordinator.site_answers
     assert free.head is not None
     assert free.counts is not None
     assert free.head.classes == free.counts.classes
@@ -386,7 +386,7 @@ def test_a_classifier_of_this_site_leaves_only_if_the_policy_allows_it(setting: 
     assert denied.head is limited.head is None
     assert "does not permit this site-head: no rule allows site-head of fedbyol" in (denied.no_head or "")
     assert "max_bytes allows 40" in (limited.no_head or "")
-    entries = [body for body in setting.ledger() if body["kind"] in ("intent", "sent", "refused")]
+    entries = [body for body in harness.ledger() if body["kind"] in ("intent", "sent", "refused")]
     assert [(body["kind"], body.get("artifact")) for body in entries if body["kind"] != "sent"] == [
         ("intent", ["evaluation", "site-head"]),
         ("refused", ["site-head"]),
@@ -398,21 +398,21 @@ def test_a_classifier_of_this_site_leaves_only_if_the_policy_allows_it(setting: 
     assert entries[0]["bytes"] == entries[1]["sent_bytes"] == sum(content)
 
 
-def test_a_classifier_of_another_site_is_counted_only_if_the_policy_allows_that(setting: Setting) -> None:
+def test_a_classifier_of_another_site_is_counted_only_if_the_policy_allows_that(harness: WorkerHarness) -> None:
     spec = _spec("probe", cross_site="probe")
-    _offer(setting, spec)
-    _evaluations(setting).answer_next()
-    [own] = setting.coordinator.site_answers
+    _offer(harness, spec)
+    _evaluations(harness).answer_next()
+    [own] = harness.coordinator.site_answers
     for _ in range(2):
-        _offer(setting, spec, head=own.head, head_of="other")
+        _offer(harness, spec, head=own.head, head_of="other")
     rule = ("[[allow]]", 'artifact = "cross-evaluation"', 'methods = ["fedbyol"]', "min_count = 1")
-    _evaluations(setting, setting.write_policy(*ALLOWED)).answer_next()
-    _evaluations(setting, setting.write_policy(*ALLOWED, *rule)).answer_next()
-    _, denied, counted = setting.coordinator.site_answers
+    _evaluations(harness, harness.write_policy(*ALLOWED)).answer_next()
+    _evaluations(harness, harness.write_policy(*ALLOWED, *rule)).answer_next()
+    _, denied, counted = harness.coordinator.site_answers
     assert "does not permit this cross-evaluation: no rule allows" in (denied.refusal or "")
     assert (counted.head, counted.no_head) == (None, None)
     assert own.counts is not None
     assert counted.counts is not None
     assert counted.counts.measures == {"probe": own.counts.measures["probe"]}
-    intent = [body for body in setting.ledger() if body["kind"] == "intent"][-1]
+    intent = [body for body in harness.ledger() if body["kind"] == "intent"][-1]
     assert (intent["artifact"], intent["head_of"]) == (["cross-evaluation"], "other")

@@ -14,7 +14,7 @@ from fedssl.simulation import simulate
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.artifacts.removal import release
 from support.coordinator import Coordinator
-from support.distilling import DistillingCast
+from support.distillation_scenario import DistillationScenario
 from support.methods import shards
 from support.tables import Tables
 
@@ -33,8 +33,8 @@ def every_epoch(monkeypatch: pytest.MonkeyPatch, change_settings: Callable[..., 
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path, every_epoch: None) -> DistillingCast:
-    return DistillingCast(coordinator, tables, tmp_path)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path, every_epoch: None) -> DistillationScenario:
+    return DistillationScenario(coordinator, tables, tmp_path)
 
 
 def _dies_at(monkeypatch: pytest.MonkeyPatch, target: str, call: int, *, after: bool) -> None:
@@ -57,14 +57,14 @@ def _dies_at(monkeypatch: pytest.MonkeyPatch, target: str, call: int, *, after: 
     monkeypatch.setattr(owner, name, fatal)
 
 
-def _finish(cast: DistillingCast) -> None:
-    cast.pause_over()
-    cast.distil()
-    cast.coordinator.advance(cast.id)
-    run = cast.run
+def _finish(scenario: DistillationScenario) -> None:
+    scenario.end_pause()
+    scenario.distil()
+    scenario.coordinator.advance(scenario.id)
+    run = scenario.run
     assert run.outcome == Outcome.COMPLETED, run.reason
     assert run.model is not None
-    deployed, simulated = cast.coordinator.tensors(run.model), simulate(cast.spec, shards(cast.spec)).model
+    deployed, simulated = scenario.coordinator.tensors(run.model), simulate(scenario.spec, shards(scenario.spec)).model
     assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
 
 
@@ -86,43 +86,49 @@ DEATHS: dict[str, tuple[str, int, bool, int, int]] = {
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("where", DEATHS)
 def test_a_job_that_dies_anywhere_resumes_to_the_same_bits(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, where: str
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     target, call, after, epoch, num_left_over = DEATHS[where]
     with monkeypatch.context() as patch:
         _dies_at(patch, target, call, after=after)
         with pytest.raises(Killed):
-            cast.distil()
-    assert cast.job.state == JobState.RUNNING
-    assert cast.run.rounds_closed == 0
-    _finish(cast)
-    [resumed] = cast.events("distillation.resumed")
+            scenario.distil()
+    assert scenario.job.state == JobState.RUNNING
+    assert scenario.run.rounds_closed == 0
+    _finish(scenario)
+    [resumed] = scenario.events("distillation.resumed")
     assert resumed.data["epoch"] == epoch
     message = f"continues after epoch {epoch} of 6" if epoch else "starts again: nothing was saved"
     assert resumed.message == message
-    assert [event.message[:31] for event in cast.events("distillation.stalled")] == ["try 1: the aggregator ended whi"]
-    assert len(cast.left_over()) == num_left_over
+    assert [event.message[:31] for event in scenario.events("distillation.stalled")] == [
+        "try 1: the aggregator ended whi"
+    ]
+    assert len(scenario.orphaned_files()) == num_left_over
     # Garbage collection removes a row that nothing refers to, and also a file without a row.
-    assert len(cast.checkpoints()) <= ("is not yet removed" in where)
-    assert cast.job.checkpoint is None
+    assert len(scenario.checkpoints()) <= ("is not yet removed" in where)
+    assert scenario.job.checkpoint is None
 
 
-def test_each_checkpoint_replaces_the_one_before(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_checkpoint_replaces_the_one_before(
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedssl_coordinator.aggregator.distillation_checkpoints import Training
 
     told, seen = Training.on_epoch, []
 
     def on_epoch(self: Training, progress: Any) -> None:
         told(self, progress)
-        seen.append((cast.job.checkpoint, cast.checkpoints(), cast.left_over()))
+        seen.append((scenario.job.checkpoint, scenario.checkpoints(), scenario.orphaned_files()))
 
     monkeypatch.setattr(Training, "on_epoch", on_epoch)
-    cast.distil()
+    scenario.distil()
     assert len({digest for digest, *_ in seen}) == 6
     assert all(rows == [digest] and left == set() for digest, rows, left in seen)
 
 
-def test_two_tries_never_store_the_same_checkpoint_file(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_tries_never_store_the_same_checkpoint_file(
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise a try that removes its own file would also remove the other's."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
@@ -138,10 +144,10 @@ def test_two_tries_never_store_the_same_checkpoint_file(cast: DistillingCast, mo
         with monkeypatch.context() as patch:
             _dies_at(patch, f"{_TRAINING}.put", 2, after=False)
             with pytest.raises(Killed):
-                cast.distil()
-        cast.coordinator.client.cancel_distillation(cast.job.id)
-        cast.coordinator.client.resume(cast.id)
-        cast.coordinator.advance(cast.id)
+                scenario.distil()
+        scenario.coordinator.client.cancel_distillation(scenario.job.id)
+        scenario.coordinator.client.resume(scenario.id)
+        scenario.coordinator.advance(scenario.id)
     assert len(digests) == len(set(digests)) == 2  # both of the first epoch, with the same bits otherwise
 
 
@@ -149,15 +155,15 @@ def test_epochs_are_saved_only_at_intervals(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By default at most one epoch in thirty seconds is saved."""
-    cast = DistillingCast(coordinator, tables, tmp_path)
-    before = cast.files()
+    scenario = DistillationScenario(coordinator, tables, tmp_path)
+    before = scenario.files()
     with monkeypatch.context() as patch:
         _dies_at(patch, f"{_TRAINING}.Training.on_epoch", 4, after=True)
         with pytest.raises(Killed):
-            cast.distil()
-    assert cast.files() == before
-    _finish(cast)
-    assert cast.events("distillation.resumed")[0].data["epoch"] == 0
+            scenario.distil()
+    assert scenario.files() == before
+    _finish(scenario)
+    assert scenario.events("distillation.resumed")[0].data["epoch"] == 0
 
 
 def test_a_process_that_is_asked_to_end_saves_a_checkpoint(
@@ -167,7 +173,7 @@ def test_a_process_that_is_asked_to_end_saves_a_checkpoint(
     from fedssl_coordinator.aggregator.distillation_checkpoints import Training
     from fedssl_coordinator.core.celery_app import is_stopping
 
-    cast = DistillingCast(coordinator, tables, tmp_path)
+    scenario = DistillationScenario(coordinator, tables, tmp_path)
     told = Training.on_epoch
 
     def on_epoch(self: Training, progress: Any) -> None:
@@ -177,38 +183,40 @@ def test_a_process_that_is_asked_to_end_saves_a_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(Training, "on_epoch", on_epoch)
-        cast.distil()
+        scenario.distil()
     is_stopping.clear()
-    job = cast.job
+    job = scenario.job
     assert (job.state, job.epoch, job.num_tries, job.checkpoint is not None) == (JobState.RUNNING, 3, 0, True)
-    cast.distil()
-    cast.coordinator.advance(cast.id)
-    assert cast.kinds("distillation.") == [
+    scenario.distil()
+    scenario.coordinator.advance(scenario.id)
+    assert scenario.kinds("distillation.") == [
         "distillation.queued",
         "distillation.started",
         "distillation.resumed",
         "distillation.completed",
     ]
-    assert cast.events("distillation.resumed")[0].data["epoch"] == 3
-    assert cast.checkpoints() == []
+    assert scenario.events("distillation.resumed")[0].data["epoch"] == 3
+    assert scenario.checkpoints() == []
 
 
 @pytest.mark.full(but=1)
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_a_job_with_an_unreadable_checkpoint_starts_from_scratch(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, damage: str
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     with monkeypatch.context() as patch:
         _dies_at(patch, f"{_TRAINING}.Training.on_epoch", 4, after=True)
         with pytest.raises(Killed):
-            cast.distil()
-    path = store().path(str(cast.job.checkpoint))
+            scenario.distil()
+    path = store().path(str(scenario.job.checkpoint))
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:1000])
-    _finish(cast)
-    assert cast.events("distillation.resumed")[0].data["epoch"] == 0
+    _finish(scenario)
+    assert scenario.events("distillation.resumed")[0].data["epoch"] == 0
 
 
-def test_a_checkpoint_of_another_version_is_discarded(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_version_is_discarded(
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new version of the coordinator, installed during a distillation, must not end a run of several weeks."""
     from fedssl_coordinator.aggregator import distillation_checkpoints
 
@@ -219,75 +227,75 @@ def test_a_checkpoint_of_another_version_is_discarded(cast: DistillingCast, monk
         )
         _dies_at(patch, f"{_TRAINING}.Training.on_epoch", 2, after=True)
         with pytest.raises(Killed):
-            cast.distil()
-    cast.pause_over()
-    cast.distil()
-    assert cast.job.checkpoint is None
-    assert "not a checkpoint of a distillation" in str(cast.job.reason)
-    assert cast.checkpoints() == []
-    _finish(cast)
+            scenario.distil()
+    scenario.end_pause()
+    scenario.distil()
+    assert scenario.job.checkpoint is None
+    assert "not a checkpoint of a distillation" in str(scenario.job.reason)
+    assert scenario.checkpoints() == []
+    _finish(scenario)
 
 
 def test_training_continues_without_checkpoints_on_a_full_disk(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(tensors: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(f"{_TRAINING}.put", full)
-    _finish(cast)
-    assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
+    _finish(scenario)
+    assert scenario.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 
 
 def test_training_continues_without_checkpoints_if_the_store_is_unreachable(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(store: FileStore, digest: str) -> None:
         raise StoreUnavailable("the object store answered 503")
 
     monkeypatch.setattr(FileStore, "delete", away)  # each checkpoint replaces the one before
-    _finish(cast)
-    assert cast.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
+    _finish(scenario)
+    assert scenario.kinds("distillation.") == ["distillation.queued", "distillation.started", "distillation.completed"]
 
 
 # Which of many failures are reported
 
 
 def test_deaths_with_progress_in_between_are_both_reported(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Deaths without progress are reported only when their number doubles."""
     for call in (2, 2, 2):  # each time two more epochs
         with monkeypatch.context() as patch:
             _dies_at(patch, f"{_TRAINING}.Training.on_epoch", call, after=True)
             with pytest.raises(Killed):
-                cast.distil()
-        cast.pause_over()
-    assert [event.data["epoch"] for event in cast.events("distillation.resumed")] == [2, 4]
-    assert len(cast.events("distillation.stalled")) == 2
+                scenario.distil()
+        scenario.end_pause()
+    assert [event.data["epoch"] for event in scenario.events("distillation.resumed")] == [2, 4]
+    assert len(scenario.events("distillation.stalled")) == 2
     for _ in range(4):
         with monkeypatch.context() as patch:
             _dies_at(patch, "fedssl_coordinator.aggregator.distillation._publish", 1, after=False)
             with pytest.raises(Killed):
-                cast.distil()
-        cast.pause_over()
-    assert [event.data["epoch"] for event in cast.events("distillation.resumed")] == [2, 4, 6, 6, 6]
-    _finish(cast)
+                scenario.distil()
+        scenario.end_pause()
+    assert [event.data["epoch"] for event in scenario.events("distillation.resumed")] == [2, 4, 6, 6, 6]
+    _finish(scenario)
 
 
 # Releasing artifacts
 
 
-def test_an_artifact_that_something_refers_to_stays(cast: DistillingCast, tables: Tables) -> None:
-    digests = {str(cast.run.model), *(str(part.update) for part in cast.round.assignments)}
-    before = cast.files()
+def test_an_artifact_that_something_refers_to_stays(scenario: DistillationScenario, tables: Tables) -> None:
+    digests = {str(scenario.run.model), *(str(part.update) for part in scenario.round.assignments)}
+    before = scenario.files()
     for digest in digests:
         release(digest)
-    assert cast.files() == before
+    assert scenario.files() == before
     assert tables.one("SELECT count(*) FROM artifacts WHERE digest = ANY(%s)", sorted(digests)) == len(digests)
 
 
-def test_a_file_without_a_row_is_not_released(cast: DistillingCast) -> None:
+def test_a_file_without_a_row_is_not_released(scenario: DistillationScenario) -> None:
     """Another process may be about to write its row."""
     with store().writer() as writer:
         writer.write(b"in its way")

@@ -18,12 +18,12 @@ from fedssl.evaluation.suite import RESULTS
 from fedssl.protocol.states import JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.views import EvaluationView
 from fedssl.simulation import simulate
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.distilling import DistillingCast, distilling_spec
+from support.distillation_scenario import DistillationScenario, distillation_spec
+from support.evaluated_runs import DATASET, FEW, evaluated_spec, register_digits, small_evaluation
 from support.federation import tiny_spec
-from support.judged import DATASET, FEW, few, judged_spec, register_digits
 from support.methods import method_spec, shards
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 
@@ -44,51 +44,51 @@ def one_thread() -> Any:
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillingCast:
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> DistillationScenario:
     """Return a run whose first round is open, and whose weights are evaluated after every round."""
     register_digits(coordinator.client, tmp_path)
-    return DistillingCast(coordinator, tables, tmp_path, judged_spec(), train=False)
+    return DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(), train=False)
 
 
-def _listed(cast: DistillingCast) -> list[EvaluationView]:
-    return list(cast.coordinator.client.evaluations(cast.id))
+def _listed(scenario: DistillationScenario) -> list[EvaluationView]:
+    return list(scenario.coordinator.client.evaluations(scenario.id))
 
 
-def _evaluate(cast: DistillingCast) -> None:
+def _evaluate(scenario: DistillationScenario) -> None:
     """Run every evaluation that is queued or running."""
-    for row in _listed(cast):
+    for row in _listed(scenario):
         if row.state in (JobState.QUEUED, JobState.RUNNING):
-            cast.coordinator.evaluate(row.id)
+            scenario.coordinator.evaluate(row.id)
 
 
-def _pause_over(cast: DistillingCast) -> None:
-    cast.tables.execute("UPDATE evaluations SET retry_at = now() - interval '1 second'")
+def _pause_over(scenario: DistillationScenario) -> None:
+    scenario.tables.execute("UPDATE evaluations SET retry_at = now() - interval '1 second'")
 
 
-def _assert_simulated(cast: DistillingCast) -> None:
-    simulated = simulate(cast.spec, shards(cast.spec))
-    assert {row.round_number: row.results for row in _listed(cast)} == simulated.evaluations_by_round
-    assert {row.chance for row in _listed(cast)} == {simulated.chance}
+def _assert_simulated(scenario: DistillationScenario) -> None:
+    simulated = simulate(scenario.spec, shards(scenario.spec))
+    assert {row.round_number: row.results for row in _listed(scenario)} == simulated.evaluations_by_round
+    assert {row.chance for row in _listed(scenario)} == {simulated.chance}
 
 
-def test_every_round_is_evaluated_like_its_simulation(cast: DistillingCast) -> None:
+def test_every_round_is_evaluated_like_its_simulation(scenario: DistillationScenario) -> None:
     """The rounds do not wait for evaluations: all are closed before the first evaluation begins."""
-    for _ in range(cast.spec.num_rounds):
-        cast.train()
-    assert cast.run.outcome == Outcome.COMPLETED
-    assert [(row.round_number, row.state) for row in _listed(cast)] == [(n, JobState.QUEUED) for n in (0, 1, 2)]
-    _evaluate(cast)
-    _assert_simulated(cast)
-    [_, row, _] = _listed(cast)
+    for _ in range(scenario.spec.num_rounds):
+        scenario.train()
+    assert scenario.run.outcome == Outcome.COMPLETED
+    assert [(row.round_number, row.state) for row in _listed(scenario)] == [(n, JobState.QUEUED) for n in (0, 1, 2)]
+    _evaluate(scenario)
+    _assert_simulated(scenario)
+    [_, row, _] = _listed(scenario)
     assert row.state == JobState.COMPLETED
     assert row.progress is not None
     assert row.progress.results == row.results
-    assert (row.dataset, row.model) == (DATASET, list(cast.coordinator.client.rounds(cast.id))[1].broadcast)
+    assert (row.dataset, row.model) == (DATASET, list(scenario.coordinator.client.rounds(scenario.id))[1].broadcast)
     assert row.started_at is not None
     assert row.finished_at is not None
     assert set(row.results or {}) == {name for names in RESULTS.values() for name in names}
-    assert cast.kinds("evaluation.").count("evaluation.completed") == 3
-    [event] = [event for event in cast.events("evaluation.completed") if event.round_number == 1]
+    assert scenario.kinds("evaluation.").count("evaluation.completed") == 3
+    [event] = [event for event in scenario.events("evaluation.completed") if event.round_number == 1]
     assert event.data["results"] == row.results
     assert event.data["evaluation"] == str(row.id)
     assert event.message.startswith("round 1, on digits: probe ")
@@ -99,10 +99,10 @@ def test_registered_images_go_through_the_runs_window_as_in_its_simulation(
 ) -> None:
     register_digits(coordinator.client, tmp_path)
     data = {"channels": 1, "image_size": 8, "window": {"percentiles": [5, 95]}}
-    cast = DistillingCast(coordinator, tables, tmp_path, judged_spec(every=0, data=data))
-    cast.train()
-    _evaluate(cast)
-    _assert_simulated(cast)
+    scenario = DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(every=0, data=data))
+    scenario.train()
+    _evaluate(scenario)
+    _assert_simulated(scenario)
 
 
 def test_an_evaluation_is_refused_if_the_images_have_too_few_bits_for_the_runs_window(
@@ -110,159 +110,169 @@ def test_an_evaluation_is_refused_if_the_images_have_too_few_bits_for_the_runs_w
 ) -> None:
     register_digits(coordinator.client, tmp_path)
     data = {"channels": 1, "image_size": 8, "window": {"values": [0, 4095]}}
-    cast = Cast(coordinator, tables, tmp_path, "a", num_rounds=1, data=data)
-    cast.work("a")
-    cast.advance()
+    scenario = Scenario(coordinator, tables, tmp_path, "a", num_rounds=1, data=data)
+    scenario.work("a")
+    scenario.advance()
     with pytest.raises(Rejected, match=r"of digits have 8 bits per value: the window .* use `fedssl evaluate` where"):
-        coordinator.client.request_evaluation(cast.id, few())
-    assert list(coordinator.client.evaluations(cast.id)) == []
+        coordinator.client.request_evaluation(scenario.id, small_evaluation())
+    assert list(coordinator.client.evaluations(scenario.id)) == []
 
 
-def test_the_results_are_metrics_of_their_round(cast: DistillingCast) -> None:
-    cast.train()
-    _evaluate(cast)
-    found = {(m.round_number, m.name): m.value for m in cast.coordinator.client.metrics(cast.id) if m.client_id is None}
-    for row in _listed(cast):
+def test_the_results_are_metrics_of_their_round(scenario: DistillationScenario) -> None:
+    scenario.train()
+    _evaluate(scenario)
+    found = {
+        (m.round_number, m.name): m.value
+        for m in scenario.coordinator.client.metrics(scenario.id)
+        if m.client_id is None
+    }
+    for row in _listed(scenario):
         assert row.results is not None
         for name, value in row.results.items():
             assert found[row.round_number, f"evaluation/{name}"] == value
     assert (1, "loss") in found
-    probes = list(cast.coordinator.client.metrics(cast.id, "evaluation/probe"))
+    probes = list(scenario.coordinator.client.metrics(scenario.id, "evaluation/probe"))
     assert [metric.round_number for metric in probes] == [0, 1]
 
 
 def test_only_due_rounds_are_evaluated(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     register_digits(coordinator.client, tmp_path)
-    cast = DistillingCast(coordinator, tables, tmp_path, judged_spec(every=0))
-    assert _listed(cast) == []
-    cast.train()
-    assert [row.round_number for row in _listed(cast)] == [2]
+    scenario = DistillationScenario(coordinator, tables, tmp_path, evaluated_spec(every=0))
+    assert _listed(scenario) == []
+    scenario.train()
+    assert [row.round_number for row in _listed(scenario)] == [2]
 
 
 def test_a_distilled_round_is_evaluated_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     register_digits(coordinator.client, tmp_path)
-    cast = DistillingCast(coordinator, tables, tmp_path, distilling_spec(evaluation={**FEW, "measures": ["knn"]}))
-    cast.distil()
-    _evaluate(cast)
-    assert [row.round_number for row in _listed(cast)] == [0, 1]
-    _assert_simulated(cast)
+    scenario = DistillationScenario(
+        coordinator, tables, tmp_path, distillation_spec(evaluation={**FEW, "measures": ["knn"]})
+    )
+    scenario.distil()
+    _evaluate(scenario)
+    assert [row.round_number for row in _listed(scenario)] == [0, 1]
+    _assert_simulated(scenario)
 
 
 def test_a_skipped_last_round_is_evaluated_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """The weights of a skipped round are those of the round before."""
     register_digits(coordinator.client, tmp_path)
     cohort = {"without_quorum": "skip", "max_attempts": 1}
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1, cohort=cohort, evaluation={**FEW, "every": 0})
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1, cohort=cohort, evaluation={**FEW, "every": 0})
     tables.execute("UPDATE rounds SET deadline = now() - interval '1 second'")
-    cast.advance()
-    assert (cast.round.verdict, cast.run.outcome) == (Verdict.SKIPPED, Outcome.COMPLETED)
-    [row] = coordinator.client.evaluations(cast.id)
-    assert (row.round_number, row.model) == (1, cast.run.initial_model)
+    scenario.advance()
+    assert (scenario.round.verdict, scenario.run.outcome) == (Verdict.SKIPPED, Outcome.COMPLETED)
+    [row] = coordinator.client.evaluations(scenario.id)
+    assert (row.round_number, row.model) == (1, scenario.run.initial_model)
 
 
 # On request
 
 
-def test_any_closed_round_can_be_evaluated_on_request(cast: DistillingCast) -> None:
-    client = cast.coordinator.client
-    cast.train()
-    _evaluate(cast)
-    with cast.coordinator.http() as http:
-        body = {"config": few(measures=["geometry", "knn"]).model_dump(mode="json")}
-        answers = [http.post(f"/v1/runs/{cast.id}/evaluations", json=body) for _ in range(2)]
+def test_any_closed_round_can_be_evaluated_on_request(scenario: DistillationScenario) -> None:
+    client = scenario.coordinator.client
+    scenario.train()
+    _evaluate(scenario)
+    with scenario.coordinator.http() as http:
+        body = {"config": small_evaluation(measures=["geometry", "knn"]).model_dump(mode="json")}
+        answers = [http.post(f"/v1/runs/{scenario.id}/evaluations", json=body) for _ in range(2)]
         body["config"]["measures"] = ["knn", "geometry"]  # the same measures in another order
-        answers.append(http.post(f"/v1/runs/{cast.id}/evaluations", json=body))
+        answers.append(http.post(f"/v1/runs/{scenario.id}/evaluations", json=body))
     assert [answer.status_code for answer in answers] == [201, 200, 200]
     assert len({answer.json()["id"] for answer in answers}) == 1
     newest = client.evaluation(UUID(answers[0].json()["id"]))
-    assert (newest.round_number, newest.model) == (1, cast.run.model)
-    first = client.request_evaluation(cast.id, few(measures=["knn"]), 0)
-    assert (first.round_number, first.model) == (0, cast.run.initial_model)
-    _evaluate(cast)
-    own = {row.round_number: row.results for row in _listed(cast) if row.config.measures == few().measures}
+    assert (newest.round_number, newest.model) == (1, scenario.run.model)
+    first = client.request_evaluation(scenario.id, small_evaluation(measures=["knn"]), 0)
+    assert (first.round_number, first.model) == (0, scenario.run.initial_model)
+    _evaluate(scenario)
+    own = {
+        row.round_number: row.results for row in _listed(scenario) if row.config.measures == small_evaluation().measures
+    }
     for asked in (newest, first):
         found = client.evaluation(asked.id).results
         assert found is not None
         assert found == {name: (own[asked.round_number] or {})[name] for name in found}
 
 
-def test_a_round_has_one_metric_per_name(cast: DistillingCast) -> None:
+def test_a_round_has_one_metric_per_name(scenario: DistillationScenario) -> None:
     """It comes from the run's own evaluation, even if that is not the first one, or else from the first request."""
-    client = cast.coordinator.client
-    [own] = _listed(cast)
-    others = [client.request_evaluation(cast.id, few(measures=["knn"], max_test=n), 0) for n in (20, 30)]
+    client = scenario.coordinator.client
+    [own] = _listed(scenario)
+    others = [
+        client.request_evaluation(scenario.id, small_evaluation(measures=["knn"], max_test=n), 0) for n in (20, 30)
+    ]
     for row in (others[0], own, others[1]):
-        cast.coordinator.evaluate(row.id)
-    results = {row.id: row.results or {} for row in _listed(cast)}
-    [metric] = client.metrics(cast.id, "evaluation/knn")
+        scenario.coordinator.evaluate(row.id)
+    results = {row.id: row.results or {} for row in _listed(scenario)}
+    [metric] = client.metrics(scenario.id, "evaluation/knn")
     assert metric.value == results[own.id]["knn"]
-    cast.tables.execute("DELETE FROM metrics")
-    cast.tables.execute("UPDATE runs SET spec = spec - 'evaluation'")
-    rows = [client.request_evaluation(cast.id, few(measures=["knn"], max_test=n), 0) for n in (5, 7)]
+    scenario.tables.execute("DELETE FROM metrics")
+    scenario.tables.execute("UPDATE runs SET spec = spec - 'evaluation'")
+    rows = [client.request_evaluation(scenario.id, small_evaluation(measures=["knn"], max_test=n), 0) for n in (5, 7)]
     for row in rows:
-        cast.coordinator.evaluate(row.id)
-    [metric] = client.metrics(cast.id, "evaluation/knn")
+        scenario.coordinator.evaluate(row.id)
+    [metric] = client.metrics(scenario.id, "evaluation/knn")
     assert metric.value == (client.evaluation(rows[0].id).results or {})["knn"]
 
 
-def test_an_evaluation_that_is_impossible_is_refused(cast: DistillingCast) -> None:
-    client = cast.coordinator.client
+def test_an_evaluation_that_is_impossible_is_refused(scenario: DistillationScenario) -> None:
+    client = scenario.coordinator.client
     with pytest.raises(Conflict, match=r"round 1 of run .* is not closed yet"):
-        client.request_evaluation(cast.id, few(), 1)
+        client.request_evaluation(scenario.id, small_evaluation(), 1)
     with pytest.raises(Rejected, match="no evaluation data set elsewhere is registered"):
-        client.request_evaluation(cast.id, few(dataset="elsewhere"))
+        client.request_evaluation(scenario.id, small_evaluation(dataset="elsewhere"))
     with pytest.raises(NotFound, match="no run"):
-        client.request_evaluation(uuid4(), few())
+        client.request_evaluation(uuid4(), small_evaluation())
     created = client.create_run(method_spec("fedsimclr"), start=False)
     with pytest.raises(Conflict, match="is not closed yet"):
-        client.request_evaluation(created.id, few())
-    with cast.coordinator.http() as http:
-        body = {"config": {**few().model_dump(mode="json"), "every": 3}}
-        assert http.post(f"/v1/runs/{cast.id}/evaluations", json=body).status_code == 422  # `every` is refused
+        client.request_evaluation(created.id, small_evaluation())
+    with scenario.coordinator.http() as http:
+        body = {"config": {**small_evaluation().model_dump(mode="json"), "every": 3}}
+        assert http.post(f"/v1/runs/{scenario.id}/evaluations", json=body).status_code == 422  # `every` is refused
     for call in (client.evaluation, client.cancel_evaluation):
         with pytest.raises(NotFound, match="no evaluation"):
             call(uuid4())
-    assert len(_listed(cast)) == 1
+    assert len(_listed(scenario)) == 1
 
 
-def test_a_run_that_sends_nothing_cannot_be_evaluated(cast: DistillingCast) -> None:
+def test_a_run_that_sends_nothing_cannot_be_evaluated(scenario: DistillationScenario) -> None:
     """Its broadcast is the untrained network, and each client's own weights stay with the client."""
-    client = cast.coordinator.client
+    client = scenario.coordinator.client
     method = {"name": "fedsimclr", "merge": {"name": "local"}, "reducer": {"name": "none"}}
-    run = client.create_run(judged_spec(method=method))
-    cast.coordinator.advance(run.id)
+    run = client.create_run(evaluated_spec(method=method))
+    scenario.coordinator.advance(run.id)
     assert client.run(run.id).model is not None
     assert list(client.evaluations(run.id)) == []
     [event] = [event for event in client.event_log(run.id) if event.kind == "evaluation.impossible"]
     assert "sends nothing to the coordinator" in event.message
     with pytest.raises(Conflict, match="sends nothing to the coordinator"):
-        client.request_evaluation(run.id, few())
+        client.request_evaluation(run.id, small_evaluation())
 
 
-def test_only_operators_request_evaluations_and_viewers_see_them(cast: DistillingCast) -> None:
-    [row] = _listed(cast)
-    with cast.coordinator.http(cast.coordinator.worker_token("client-0")) as http:
+def test_only_operators_request_evaluations_and_viewers_see_them(scenario: DistillationScenario) -> None:
+    [row] = _listed(scenario)
+    with scenario.coordinator.http(scenario.coordinator.worker_token("client-0")) as http:
         for method, path in (
-            ("POST", f"/v1/runs/{cast.id}/evaluations"),
-            ("GET", f"/v1/runs/{cast.id}/evaluations"),
+            ("POST", f"/v1/runs/{scenario.id}/evaluations"),
+            ("GET", f"/v1/runs/{scenario.id}/evaluations"),
             ("GET", f"/v1/evaluations/{row.id}"),
             ("GET", f"/v1/evaluations/{row.id}/map"),
             ("POST", f"/v1/evaluations/{row.id}/cancel"),
         ):
             assert http.request(method, path).status_code == 403
-    assert _listed(cast) == [row]
+    assert _listed(scenario) == [row]
 
 
-def test_evaluations_are_listed_by_round_at_any_page_size(cast: DistillingCast) -> None:
-    cast.train()
+def test_evaluations_are_listed_by_round_at_any_page_size(scenario: DistillationScenario) -> None:
+    scenario.train()
     for number, size in ((1, 5), (0, 5), (1, 7), (0, 7)):
-        cast.coordinator.client.request_evaluation(cast.id, few(max_test=size), number)
+        scenario.coordinator.client.request_evaluation(scenario.id, small_evaluation(max_test=size), number)
     for limit in (1, 2, 4, 100):
         found: list[dict[str, Any]] = []
         query: dict[str, Any] = {"limit": limit}
-        with cast.coordinator.http() as http:
+        with scenario.coordinator.http() as http:
             while True:
-                page = http.get(f"/v1/runs/{cast.id}/evaluations", params=query).json()
+                page = http.get(f"/v1/runs/{scenario.id}/evaluations", params=query).json()
                 found += page["items"]
                 if page["next_cursor"] is None:
                     break
@@ -281,16 +291,16 @@ def test_every_map_is_aligned_with_the_map_before(
     """Maps show the same images, do not change the other results, and are deleted with the run."""
     monkeypatch.setattr(f"{COMPUTE}.MAP_POINTS", 60)
     register_digits(coordinator.client, tmp_path)
-    spec = judged_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
-    cast = DistillingCast(coordinator, tables, tmp_path, spec, train=False)
-    [row] = _listed(cast)
+    spec = evaluated_spec(evaluation={**FEW, "every": 1, "embedding_map": "pca"})
+    scenario = DistillationScenario(coordinator, tables, tmp_path, spec, train=False)
+    [row] = _listed(scenario)
     with pytest.raises(NotFound, match="is queued: the map is available when it is completed"):
         coordinator.client.evaluation_map(row.id)
     for _ in range(spec.num_rounds):
-        cast.train()
-    _evaluate(cast)
-    _assert_simulated(cast)
-    maps = [coordinator.client.evaluation_map(row.id) for row in _listed(cast)]
+        scenario.train()
+    _evaluate(scenario)
+    _assert_simulated(scenario)
+    maps = [coordinator.client.evaluation_map(row.id) for row in _listed(scenario)]
     assert [(found.round_number, found.method, found.dataset) for found in maps] == [
         (number, "pca", DATASET) for number in (0, 1, 2)
     ]
@@ -302,14 +312,14 @@ def test_every_map_is_aligned_with_the_map_before(
         closeness = points.T @ other  # after the best rotation it is symmetric without negative eigenvalues
         assert closeness == pytest.approx(closeness.T, abs=0.05)
         assert np.linalg.eigvalsh((closeness + closeness.T) / 2).min() > -0.05
-    coordinator.client.delete_run(cast.id)
+    coordinator.client.delete_run(scenario.id)
     assert tables.one("SELECT count(*) FROM evaluations") == 0
 
 
-def test_the_error_for_a_missing_map_gives_the_reason(cast: DistillingCast) -> None:
-    client = cast.coordinator.client
-    _evaluate(cast)
-    [row] = _listed(cast)
+def test_the_error_for_a_missing_map_gives_the_reason(scenario: DistillationScenario) -> None:
+    client = scenario.coordinator.client
+    _evaluate(scenario)
+    [row] = _listed(scenario)
     with pytest.raises(NotFound, match="was requested without one"):
         client.evaluation_map(row.id)
     with pytest.raises(NotFound, match="no evaluation"):
@@ -336,14 +346,14 @@ def _dies_at(monkeypatch: pytest.MonkeyPatch, write: int) -> None:
 
 @pytest.mark.parametrize(("write", "done"), [(1, []), (2, ["probe"]), (3, ["knn", "probe"])])
 def test_a_killed_evaluation_resumes_at_the_next_measure(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch, write: int, done: list[str]
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch, write: int, done: list[str]
 ) -> None:
-    [row] = _listed(cast)
+    [row] = _listed(scenario)
     with monkeypatch.context() as patch:
         _dies_at(patch, write)
         with pytest.raises(Killed):
-            _evaluate(cast)
-    [row] = _listed(cast)
+            _evaluate(scenario)
+    [row] = _listed(scenario)
     assert row.state == JobState.RUNNING
     assert row.progress is not None
     assert sorted(row.progress.results) == done
@@ -358,22 +368,24 @@ def test_a_killed_evaluation_resumes_at_the_next_measure(
 
     monkeypatch.setattr(evaluations, "detailed_evaluation", note)
     if not done:  # progress ends the pause that follows a death
-        cast.tables.execute("UPDATE evaluations SET retry_at = now() + interval '1 minute'")  # not 2 s
-        _evaluate(cast)
-        assert _listed(cast)[0].state == JobState.RUNNING
-        _pause_over(cast)
-    _evaluate(cast)
+        scenario.tables.execute("UPDATE evaluations SET retry_at = now() + interval '1 minute'")  # not 2 s
+        _evaluate(scenario)
+        assert _listed(scenario)[0].state == JobState.RUNNING
+        _pause_over(scenario)
+    _evaluate(scenario)
     assert asked == [tuple(measure for measure in ("probe", "knn", "geometry") if measure not in done)]
-    cast.coordinator.client.stop(cast.id)
-    simulated = simulate(cast.spec, shards(cast.spec)).evaluations_by_round
-    assert _listed(cast)[0].results == simulated[0]
-    assert [event.message[:31] for event in cast.events("evaluation.stalled")] == ["try 1: the aggregator ended whi"]
-    [resumed] = cast.events("evaluation.resumed")
+    scenario.coordinator.client.stop(scenario.id)
+    simulated = simulate(scenario.spec, shards(scenario.spec)).evaluations_by_round
+    assert _listed(scenario)[0].results == simulated[0]
+    assert [event.message[:31] for event in scenario.events("evaluation.stalled")] == [
+        "try 1: the aggregator ended whi"
+    ]
+    [resumed] = scenario.events("evaluation.resumed")
     assert resumed.message == (f"continues after {', '.join(reversed(done))}" if done else "starts again")
 
 
 def test_an_evaluation_that_died_after_its_last_measure_is_completed(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.federation.evaluations import service
 
@@ -384,45 +396,45 @@ def test_an_evaluation_that_died_after_its_last_measure_is_completed(
 
         patch.setattr(service, "complete", fatal)
         with pytest.raises(Killed):
-            _evaluate(cast)
+            _evaluate(scenario)
     monkeypatch.setattr(f"{COMPUTE}.detailed_evaluation", fatal)  # nothing is left to measure
-    _pause_over(cast)
-    _evaluate(cast)
-    [row] = _listed(cast)
+    _pause_over(scenario)
+    _evaluate(scenario)
+    [row] = _listed(scenario)
     assert row.state == JobState.COMPLETED
     assert row.progress is not None
     assert row.results == row.progress.results
 
 
-def test_a_process_that_is_asked_to_end_stops_evaluating_at_once(cast: DistillingCast) -> None:
+def test_a_process_that_is_asked_to_end_stops_evaluating_at_once(scenario: DistillationScenario) -> None:
     from fedssl_coordinator.core.celery_app import is_stopping
 
     is_stopping.set()
-    _evaluate(cast)
+    _evaluate(scenario)
     is_stopping.clear()
-    [row] = _listed(cast)
+    [row] = _listed(scenario)
     assert (row.state, row.num_tries) == (JobState.RUNNING, 0)
-    _evaluate(cast)
-    assert _listed(cast)[0].state == JobState.COMPLETED
-    assert cast.events("evaluation.stalled") == []
+    _evaluate(scenario)
+    assert _listed(scenario)[0].state == JobState.COMPLETED
+    assert scenario.events("evaluation.stalled") == []
 
 
 # Cancelled, failed
 
 
-def test_a_cancelled_evaluation_can_be_requested_again(cast: DistillingCast) -> None:
-    client, [row] = cast.coordinator.client, _listed(cast)
+def test_a_cancelled_evaluation_can_be_requested_again(scenario: DistillationScenario) -> None:
+    client, [row] = scenario.coordinator.client, _listed(scenario)
     cancelled = client.cancel_evaluation(row.id)
     assert (cancelled.state, cancelled.reason) == (JobState.CANCELLED, "cancelled by an operator")
     assert client.cancel_evaluation(row.id) == cancelled  # a repeated cancellation is not an error
-    cast.coordinator.evaluate(row.id)
-    assert _listed(cast) == [cancelled]
-    assert cast.run.state == RunState.RUNNING
-    again = client.request_evaluation(cast.id, row.config, 0)
+    scenario.coordinator.evaluate(row.id)
+    assert _listed(scenario) == [cancelled]
+    assert scenario.run.state == RunState.RUNNING
+    again = client.request_evaluation(scenario.id, row.config, 0)
     assert (again.id, again.state, again.reason, again.finished_at) == (row.id, JobState.QUEUED, None, None)
-    _evaluate(cast)
-    assert _listed(cast)[0].state == JobState.COMPLETED
-    assert cast.kinds("evaluation.") == [
+    _evaluate(scenario)
+    assert _listed(scenario)[0].state == JobState.COMPLETED
+    assert scenario.kinds("evaluation.") == [
         f"evaluation.{what}" for what in ("queued", "cancelled", "queued", "started", "completed")
     ]
     with pytest.raises(Conflict, match="is completed: only a queued or running one"):
@@ -430,62 +442,62 @@ def test_a_cancelled_evaluation_can_be_requested_again(cast: DistillingCast) -> 
 
 
 def test_a_cancelled_evaluation_stops_at_its_next_progress_write(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.aggregator.evaluations import _Progress
 
-    [row] = _listed(cast)
+    [row] = _listed(scenario)
     write_results = _Progress.on_results
 
     def cancel_first(self: Any, results: dict[str, float]) -> None:
         write_results(self, results)
-        cast.coordinator.client.cancel_evaluation(row.id)
+        scenario.coordinator.client.cancel_evaluation(row.id)
 
     monkeypatch.setattr(_Progress, "on_results", cancel_first)
     monkeypatch.setattr(f"{COMPUTE}.PROGRESS_SECONDS", 0)
-    _evaluate(cast)
-    [row] = _listed(cast)
+    _evaluate(scenario)
+    [row] = _listed(scenario)
     assert row.state == JobState.CANCELLED
     assert row.progress is not None
     assert list(row.progress.results) == ["probe"]
 
 
 def test_a_data_error_fails_the_evaluation_and_not_the_run(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise DataError("the images have another shape")
 
     with monkeypatch.context() as patch:
         patch.setattr(f"{COMPUTE}.detailed_evaluation", refuse)
-        _evaluate(cast)
-    [row] = _listed(cast)
+        _evaluate(scenario)
+    [row] = _listed(scenario)
     assert (row.state, row.reason) == (JobState.FAILED, "the images have another shape")
-    assert cast.run.state == RunState.RUNNING
-    assert cast.coordinator.client.request_evaluation(cast.id, row.config, 0).state == JobState.QUEUED
-    _evaluate(cast)
-    assert _listed(cast)[0].state == JobState.COMPLETED
+    assert scenario.run.state == RunState.RUNNING
+    assert scenario.coordinator.client.request_evaluation(scenario.id, row.config, 0).state == JobState.QUEUED
+    _evaluate(scenario)
+    assert _listed(scenario)[0].state == JobState.COMPLETED
 
 
-def test_a_temporary_failure_is_retried(cast: DistillingCast) -> None:
+def test_a_temporary_failure_is_retried(scenario: DistillationScenario) -> None:
     """The images are missing from the store for a moment."""
-    [row] = _listed(cast)
+    [row] = _listed(scenario)
     digest = row.dataset_digest
-    path = cast.coordinator.store / digest[:2] / digest[2:4] / digest
+    path = scenario.coordinator.store / digest[:2] / digest[2:4] / digest
     content = path.read_bytes()
     path.unlink()
-    _evaluate(cast)
-    [row] = _listed(cast)
+    _evaluate(scenario)
+    [row] = _listed(scenario)
     assert (row.state, row.num_tries) == (JobState.RUNNING, 1)
     assert digest in str(row.reason)
     path.write_bytes(content)
-    _pause_over(cast)
-    _evaluate(cast)
-    [row] = _listed(cast)
+    _pause_over(scenario)
+    _evaluate(scenario)
+    [row] = _listed(scenario)
     assert (row.state, row.reason) == (JobState.COMPLETED, None)
 
 
-def test_a_diverged_encoder_has_null_results(cast: DistillingCast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diverged_encoder_has_null_results(scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedssl_coordinator.aggregator import evaluations
 
     load = evaluations.load_encoder
@@ -496,12 +508,12 @@ def test_a_diverged_encoder_has_null_results(cast: DistillingCast, monkeypatch: 
         return encoder
 
     monkeypatch.setattr(evaluations, "load_encoder", diverged)
-    _evaluate(cast)
-    [row] = _listed(cast)
+    _evaluate(scenario)
+    [row] = _listed(scenario)
     assert row.state == JobState.COMPLETED
     assert set((row.results or {}).values()) == {None}
-    assert [m for m in cast.coordinator.client.metrics(cast.id) if m.name.startswith("evaluation/")] == []
-    assert "training has diverged" in cast.events("evaluation.completed")[0].message
+    assert [m for m in scenario.coordinator.client.metrics(scenario.id) if m.name.startswith("evaluation/")] == []
+    assert "training has diverged" in scenario.events("evaluation.completed")[0].message
 
 
 # What the sweep finds
@@ -528,79 +540,79 @@ def _waiting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_lost_message_is_sent_again_unless_a_process_works_on_the_job(
-    redis: Redis, cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    redis: Redis, scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.core.db import exclusive
     from fedssl_coordinator.core.models import Evaluation
     from fedssl_coordinator.federation.jobs.repository import lock_name
 
     redis.delete("evaluate")
-    [row] = _listed(cast)
+    [row] = _listed(scenario)
     assert _waiting(monkeypatch) == []  # a worker was notified just now
-    cast.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
+    scenario.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
     assert _waiting(monkeypatch) == [str(row.id)]
     assert _waiting(monkeypatch) == []
-    cast.tables.execute("UPDATE evaluations SET sent_at = NULL")
+    scenario.tables.execute("UPDATE evaluations SET sent_at = NULL")
     with exclusive(lock_name(Evaluation, row.id)) as connection:
         assert connection is not None
         assert _waiting(monkeypatch) == []
-        cast.coordinator.evaluate(row.id)  # a second process does nothing
-        assert _listed(cast) == [row]
-    cast.coordinator.client.stop(cast.id)  # a run that has finished leaves its evaluations to complete
+        scenario.coordinator.evaluate(row.id)  # a second process does nothing
+        assert _listed(scenario) == [row]
+    scenario.coordinator.client.stop(scenario.id)  # a run that has finished leaves its evaluations to complete
     assert _waiting(monkeypatch) == [str(row.id)]
-    _evaluate(cast)
-    cast.tables.execute("UPDATE evaluations SET sent_at = NULL")
+    _evaluate(scenario)
+    scenario.tables.execute("UPDATE evaluations SET sent_at = NULL")
     assert _waiting(monkeypatch) == []
-    assert _listed(cast)[0].state == JobState.COMPLETED
+    assert _listed(scenario)[0].state == JobState.COMPLETED
 
 
-def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, cast: DistillingCast) -> None:
+def test_messages_do_not_pile_up_while_no_process_takes_them(redis: Redis, scenario: DistillationScenario) -> None:
     """This holds however long the jobs wait, and also if Redis loses messages meanwhile."""
     from fedssl_coordinator.aggregator.tasks import sweep
 
-    def sweep_later(times: int) -> None:
+    def sweep_after_waiting(times: int) -> None:
         for _ in range(times):
-            cast.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
+            scenario.tables.execute("UPDATE evaluations SET sent_at = sent_at - interval '11 seconds'")
             sweep()
 
-    cast.train()
-    assert [row.state for row in _listed(cast)] == [JobState.QUEUED] * 2
-    sweep_later(3)
+    scenario.train()
+    assert [row.state for row in _listed(scenario)] == [JobState.QUEUED] * 2
+    sweep_after_waiting(3)
     assert redis.llen("evaluate") == 2
     redis.lpop("evaluate")  # one is lost, and the coordinator does not know which
-    sweep_later(3)
+    sweep_after_waiting(3)
     assert redis.llen("evaluate") == 3
     redis.delete("evaluate")
-    sweep_later(3)
+    sweep_after_waiting(3)
     assert redis.llen("evaluate") == 2
 
 
 @pytest.mark.changes_states
-def test_a_job_to_retry_is_sent_behind_the_queued_jobs(redis: Redis, cast: DistillingCast) -> None:
+def test_a_job_to_retry_is_sent_behind_the_queued_jobs(redis: Redis, scenario: DistillationScenario) -> None:
     """Its own message was taken, and those of the other jobs are in the queue."""
     from fedssl_coordinator.aggregator.tasks import sweep
 
-    cast.train()
+    scenario.train()
     begun = "sent_at = NULL, state = 'running', started_at = now()"
-    cast.tables.execute(f"UPDATE evaluations SET {begun} WHERE round_number = 0")
+    scenario.tables.execute(f"UPDATE evaluations SET {begun} WHERE round_number = 0")
     sweep()
     assert redis.llen("evaluate") == 3
 
 
-def test_a_run_can_be_deleted_while_its_evaluation_completes(cast: DistillingCast) -> None:
+def test_a_run_can_be_deleted_while_its_evaluation_completes(scenario: DistillationScenario) -> None:
     """The metrics of the evaluation are the last rows that are written for the run."""
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.evaluations import service
 
-    [row] = _listed(cast)
-    cast.coordinator.client.stop(cast.id)
+    [row] = _listed(scenario)
+    scenario.coordinator.client.stop(scenario.id)
     with transaction() as session:
         assert service.begin(session, row.id) is not None
     answers: list[int] = []
 
     def delete() -> None:
-        with cast.coordinator.http() as http:
-            answers.append(http.delete(f"/v1/runs/{cast.id}").status_code)
+        with scenario.coordinator.http() as http:
+            answers.append(http.delete(f"/v1/runs/{scenario.id}").status_code)
 
     deleter = threading.Thread(target=delete)
     with transaction() as session:
@@ -613,29 +625,29 @@ def test_a_run_can_be_deleted_while_its_evaluation_completes(cast: DistillingCas
 
 
 def test_a_request_for_an_evaluation_conflicts_with_deleting_its_run(
-    cast: DistillingCast, monkeypatch: pytest.MonkeyPatch
+    scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.federation.evaluations import service
 
-    client, look = cast.coordinator.client, service.datasets.of_project
-    client.stop(cast.id)
+    client, look = scenario.coordinator.client, service.datasets.of_project
+    client.stop(scenario.id)
 
     def delete_first(*arguments: Any) -> Any:
-        client.delete_run(cast.id)
+        client.delete_run(scenario.id)
         return look(*arguments)
 
     monkeypatch.setattr(service.datasets, "of_project", delete_first)
     with pytest.raises(Conflict, match="deleted at the same moment"):
-        client.request_evaluation(cast.id, few(measures=["knn"]), 0)
+        client.request_evaluation(scenario.id, small_evaluation(measures=["knn"]), 0)
     monkeypatch.undo()
     with pytest.raises(NotFound):
-        client.request_evaluation(cast.id, few(measures=["knn"]), 0)
+        client.request_evaluation(scenario.id, small_evaluation(measures=["knn"]), 0)
 
 
-def test_a_queued_evaluation_does_not_delay_the_run(cast: DistillingCast) -> None:
-    cast.train()
-    assert {row.state for row in _listed(cast)} == {JobState.QUEUED}
-    assert (cast.round.number, cast.round.state) == (2, RoundState.OPEN)
+def test_a_queued_evaluation_does_not_delay_the_run(scenario: DistillationScenario) -> None:
+    scenario.train()
+    assert {row.state for row in _listed(scenario)} == {JobState.QUEUED}
+    assert (scenario.round.number, scenario.round.state) == (2, RoundState.OPEN)
 
 
 def test_a_spec_without_an_evaluation_queues_none(coordinator: Coordinator) -> None:

@@ -8,7 +8,7 @@ import pytest
 from fedssl.protocol.states import JobState, Outcome, RunState
 from fedssl.protocol.views import EvaluationView
 from fedssl.simulation import simulate
-from support.judged import judged_spec, register_digits
+from support.evaluated_runs import evaluated_spec, register_digits
 from support.methods import method_spec, shards
 from support.processes import Federation, federation
 from support.servers import Servers
@@ -42,7 +42,7 @@ def running(servers: Servers, database: str, tmp_path_factory: pytest.TempPathFa
 def test_rounds_do_not_wait_for_the_evaluator_and_killing_it_changes_no_result(
     running: Federation, database: str
 ) -> None:
-    spec = judged_spec()
+    spec = evaluated_spec()
     run_id = running.client.create_run(spec).id
     running.wait_for(lambda: running.client.run(run_id).state == RunState.FINISHED, "the run's end")
     assert running.client.run(run_id).outcome == Outcome.COMPLETED

@@ -11,10 +11,10 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from fedssl.client import ApiError, ServerError, Unavailable
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
-from support.tables import Onlooker, Tables
+from support.scenario import Scenario
+from support.tables import ChangeWatcher, Tables
 
 pytestmark = pytest.mark.full
 
@@ -73,9 +73,9 @@ def failing_commits(coordinator: Coordinator, tables: Tables, request: pytest.Fi
     ("failing_commits", "kind"), [("40001", Unavailable), ("P0001", ServerError)], indirect=["failing_commits"]
 )
 def test_a_failed_commit_is_answered_with_an_error(
-    coordinator: Coordinator, onlooker: Onlooker, failing_commits: None, kind: type[ServerError]
+    coordinator: Coordinator, change_watcher: ChangeWatcher, failing_commits: None, kind: type[ServerError]
 ) -> None:
-    with onlooker.nothing_changes() as events, pytest.raises(kind) as caught:
+    with change_watcher.nothing_changes() as events, pytest.raises(kind) as caught:
         coordinator.client.create_run(tiny_spec())
     assert events == []
     if kind is Unavailable:
@@ -161,19 +161,19 @@ def test_the_number_of_queries_does_not_grow_with_the_length_of_a_list(
 
     event.listen(engine(), "before_cursor_execute", note)
     counts = []
-    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=5)
+    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=5)
     for _ in range(2):
         for _ in range(2):
-            cast.work("a", "b", "c")
-            cast.advance()
+            scenario.work("a", "b", "c")
+            scenario.advance()
             coordinator.client.create_run(tiny_spec(), start=False)
         statements.clear()
-        assert len(cast.rounds) > 2
+        assert len(scenario.rounds) > 2
         assert len(list(coordinator.client.runs())) > 2
         assert len(list(coordinator.client.clients())) == 3
         assert len(list(coordinator.client.tokens())) == 5
-        assert list(coordinator.client.metrics(cast.id))
-        assert cast.run.current_round is not None
+        assert list(coordinator.client.metrics(scenario.id))
+        assert scenario.run.current_round is not None
         counts.append(len(statements))
     assert counts[0] == counts[1]
     assert counts[0] <= 4 * 6 + 6  # four for the reasons why runs wait, two for the clients of rounds by state

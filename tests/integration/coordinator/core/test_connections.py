@@ -16,8 +16,8 @@ from fedssl.client.errors import Unavailable
 from fedssl_coordinator.core.db import direct_engine, engine, exclusive, transaction
 from fedssl_coordinator.federation.work import waiting_claims
 from fedssl_coordinator.identity.authentication import Caller
-from support.cast import Cast
 from support.coordinator import Coordinator
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 
@@ -122,23 +122,23 @@ def test_a_failed_check_for_waiting_claims_is_repeated(
     with ThreadPoolExecutor(1) as pool:
         claim = pool.submit(worker.claim, 5)
         assert has_failed.wait(5)
-        Cast(coordinator, tables, tmp_path, "a")
+        Scenario(coordinator, tables, tmp_path, "a")
         assert claim.result() is not None
 
 
 def test_new_work_for_one_client_wakes_only_its_claim(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """If ten claims wait, nine of them send no more statements."""
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    cast.work("a")
-    cast.claim("b")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    scenario.work("a")
+    scenario.claim("b")
     others = [coordinator.worker(f"c{number}", register=False) for number in range(8)]
     with ThreadPoolExecutor(10) as pool:
-        waiting = [pool.submit(worker.claim, 3) for worker in (cast.workers["a"], *others)]
+        waiting = [pool.submit(worker.claim, 3) for worker in (scenario.workers["a"], *others)]
         time.sleep(1)
-        cast.lapse("b")
-        cast.advance()
+        scenario.expire_lease("b")
+        scenario.advance()
         with _statements() as asked:
-            assert cast.workers["b"].claim(5) is not None
+            assert scenario.workers["b"].claim(5) is not None
             time.sleep(0.3)
         assert sum("UPDATE clients" in statement for statement in asked) == 1
         assert not any(claim.done() for claim in waiting)
@@ -151,15 +151,15 @@ def test_only_the_last_update_enqueues_the_aggregator(
     from fedssl_coordinator.core import enqueue
 
     names = "abcdefgh"
-    cast = Cast(coordinator, tables, tmp_path, names, num_rounds=1)
+    scenario = Scenario(coordinator, tables, tmp_path, names, num_rounds=1)
     for name in names:
-        cast.claim(name)
+        scenario.claim(name)
     sent: list[tuple[str, str]] = []
     monkeypatch.setattr(enqueue, "_send_task", lambda name, run: sent.append((name, run)))
     with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(cast.deliver, names))
-    assert [each for each in sent if each[0] == "advance_run"] == [("advance_run", str(cast.id))]
-    assert {state for _, _, state in cast.states()} == {"accepted"}
+        list(pool.map(scenario.deliver, names))
+    assert [each for each in sent if each[0] == "advance_run"] == [("advance_run", str(scenario.id))]
+    assert {state for _, _, state in scenario.states()} == {"accepted"}
 
 
 def test_a_process_opens_no_more_connections_than_configured(

@@ -17,8 +17,8 @@ from fedssl import tracing
 from fedssl_coordinator.core.celery_app import app as celery
 from fedssl_coordinator.core.logs import add_subject
 from fedssl_worker import metrics as worker_metrics
-from support.cast import Cast
 from support.coordinator import Coordinator
+from support.scenario import Scenario
 from support.tables import Tables
 
 DASHBOARD = Path(__file__).parents[4] / "deploy" / "grafana" / "fedssl.json"
@@ -37,23 +37,23 @@ def task(run_id: UUID, **headers: str) -> None:
 
 def test_a_round_is_counted_in_the_metrics(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     before = numbers(coordinator)
-    cast = Cast(coordinator, tables, tmp_path)
-    cast.work("a")
-    cast.claim("b")
-    cast.lapse("b")
-    task(cast.id)
-    cast.work("b")
-    task(cast.id)
+    scenario = Scenario(coordinator, tables, tmp_path)
+    scenario.work("a")
+    scenario.claim("b")
+    scenario.expire_lease("b")
+    task(scenario.id)
+    scenario.work("b")
+    task(scenario.id)
     after = numbers(coordinator)
     assert after['fedssl_rounds{verdict="aggregated"}'] == 1
     assert after['fedssl_assignments{state="expired"}'] == 1
     assert after['fedssl_clients{state="known"}'] == 2
-    update = next(part.update for part in cast.rounds[0].assignments if part.update)
+    update = next(part.update for part in scenario.rounds[0].assignments if part.update)
     size = (coordinator.store / update[:2] / update[2:4] / update).stat().st_size
     assert after["fedssl_upload_bytes_total"] - before["fedssl_upload_bytes_total"] == 2 * size
     name = 'fedssl_task_seconds_count{task="advance_run"}'
     assert after[name] - before.get(name, 0) == 2
-    assert not [name for name in after if str(cast.id) in name]
+    assert not [name for name in after if str(scenario.id) in name]
 
 
 def test_the_dashboard_shows_every_metric_and_no_unknown_one(coordinator: Coordinator, tables: Tables) -> None:
@@ -91,8 +91,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 def test_log_lines_name_their_run_round_and_client(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path)
-    item = cast.claim("a")
+    scenario = Scenario(coordinator, tables, tmp_path)
+    item = scenario.claim("a")
 
     def fail(*_: object) -> None:
         structlog.get_logger("x").warning("inside")
@@ -100,14 +100,14 @@ def test_log_lines_name_their_run_round_and_client(
 
     monkeypatch.setattr("fedssl_coordinator.federation.work.service.rounds.get_one", fail)
     with pytest.raises(Exception, match="log has the details"):
-        cast.workers["a"].decline(item.assignment_id, "no")
+        scenario.workers["a"].decline(item.assignment_id, "no")
     monkeypatch.setattr("fedssl_coordinator.federation.rounds.service.next_step", fail)
-    task(cast.id)
+    task(scenario.id)
     said = [json.loads(line) for line in lines.getvalue().splitlines()]
     about = [(line["event"], line.get("run"), line.get("round"), line.get("client")) for line in said]
-    assert ("inside", str(cast.id), 1, "a") in about
-    assert ("request.crashed", str(cast.id), 1, "a") in about
-    assert ("run.stalled", str(cast.id), None, None) in about
+    assert ("inside", str(scenario.id), 1, "a") in about
+    assert ("request.crashed", str(scenario.id), 1, "a") in about
+    assert ("run.stalled", str(scenario.id), None, None) in about
 
 
 @pytest.fixture(scope="module")
@@ -122,20 +122,20 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 def test_a_round_is_one_trace(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, names="a")
-    cast.claim("a")
+    scenario = Scenario(coordinator, tables, tmp_path, names="a")
+    scenario.claim("a")
     exporter.clear()
-    with tracing.round_span("work", cast.id, 1, client="a"):
+    with tracing.round_span("work", scenario.id, 1, client="a"):
         carried = tracing.carried()
-        cast.deliver("a")
-    task(cast.id, **carried)
+        scenario.deliver("a")
+    task(scenario.id, **carried)
     spans = {span.name: span for span in exporter.get_finished_spans()}
     expected = trace.format_trace_id(spans["work"].context.trace_id)
-    assert expected == tracing.round_trace(cast.id, 1)["traceparent"].split("-")[1]
+    assert expected == tracing.round_trace(scenario.id, 1)["traceparent"].split("-")[1]
     for name in ("PUT /v1/artifacts/{digest}", "POST /v1/work/submit", "fedssl.advance_run"):
         assert parent(spans[name]) == spans["work"].context.span_id, name
     assert trace.format_trace_id(spans["aggregate"].context.trace_id) == expected
-    assert spans["aggregate"].attributes == {"fedssl.run": str(cast.id), "fedssl.round": 1}
+    assert spans["aggregate"].attributes == {"fedssl.run": str(scenario.id), "fedssl.round": 1}
     assert (spans["POST /v1/work/submit"].attributes or {})["http.response.status_code"] == 200
 
 

@@ -64,14 +64,14 @@ def worker(running: Federation) -> WorkerClient:
     return client
 
 
-def _impatient(running: Federation) -> Client:
+def _client_without_retries(running: Federation) -> Client:
     return Client(running.url, running._operator_token, retry=Retry(seconds=0))
 
 
 def test_without_redis_all_requests_succeed_and_the_sweep_catches_up(
     running: Federation, valkey: Valkey, worker: WorkerClient, tmp_path: Path
 ) -> None:
-    client = _impatient(running)
+    client = _client_without_retries(running)
     valkey.stop()
     times = []
     for act in (
@@ -105,7 +105,7 @@ def test_without_redis_all_requests_succeed_and_the_sweep_catches_up(
 
 
 def test_a_redis_that_does_not_answer_delays_no_request(running: Federation, valkey: Valkey) -> None:
-    client = _impatient(running)
+    client = _client_without_retries(running)
     assert valkey.pid is not None
     os.kill(valkey.pid, signal.SIGSTOP)
     try:
@@ -121,7 +121,7 @@ def test_a_redis_that_does_not_answer_delays_no_request(running: Federation, val
 def test_the_processes_and_a_stream_survive_a_restart_of_postgres(
     running: Federation, postgres: Postgres, worker: WorkerClient, tmp_path: Path
 ) -> None:
-    client = _impatient(running)
+    client = _client_without_retries(running)
     run = client.create_run(tiny_spec(num_rounds=1, cohort={"clients": ["a"]}))
     running.wait_for(lambda: client.run(run.id).current_round, "the first round", 30)
     item = worker.claim(0)
@@ -129,7 +129,7 @@ def test_the_processes_and_a_stream_survive_a_restart_of_postgres(
     seen: list[str] = []
 
     def watch() -> None:
-        with _impatient(running) as watching:  # the stream itself survives the outage
+        with _client_without_retries(running) as watching:  # the stream itself survives the outage
             for event in watching.events(run.id):
                 seen.append(event.kind)
 

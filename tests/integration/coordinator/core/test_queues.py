@@ -22,7 +22,7 @@ from fedssl.protocol.views import EventView, RoundView
 from fedssl.simulation import simulate
 from fedssl_coordinator.core.celery_app import QUEUES
 from support.coordinator import Coordinator
-from support.distilling import distilling_spec
+from support.distillation_scenario import distillation_spec
 from support.federation import deliver, tiny_spec
 from support.methods import method_spec, shards
 from support.processes import Federation, federation
@@ -104,7 +104,7 @@ def test_a_distillation_resumes_after_its_process_was_stopped_and_after_it_was_k
     running: Federation, database: str
 ) -> None:
     """Another process resumes from a checkpoint. The first process saved it when it ended, the second while it ran."""
-    spec = distilling_spec(80)
+    spec = distillation_spec(80)
     run_id = _submit(running, spec)
     with _held_at_epoch(running, database, run_id, 5):
         os.kill(running.pid("distiller"), signal.SIGTERM)
@@ -132,7 +132,7 @@ def _job(running: Federation, run_id: UUID) -> UUID:
 
 def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     """The same workers serve both runs. The clients of the slow run have delivered."""
-    slow = _submit(running, distilling_spec(100_000, name="slow"))
+    slow = _submit(running, distillation_spec(100_000, name="slow"))
     _await_epoch(running, slow, 1)
     quick_spec = method_spec("fedsimclr", num_rounds=4)
     quick = _submit(running, quick_spec)
@@ -142,7 +142,7 @@ def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
     assert (job.state, job.epoch < 100_000) == (JobState.RUNNING, True)
     assert job.eta_seconds is not None
     _assert_simulated(running, quick, quick_spec)
-    waiting_spec = distilling_spec(4, name="waits", seed=12)
+    waiting_spec = distillation_spec(4, name="waits", seed=12)
     waiting = _submit(running, waiting_spec)  # waits for the only distiller
     running.wait_for(lambda: running.client.run(waiting).distillation, "its job")
     time.sleep(1.5)
@@ -158,10 +158,10 @@ def test_a_long_distillation_delays_no_other_run(running: Federation) -> None:
 
 def test_a_second_distiller_takes_jobs_while_the_first_is_busy(running: Federation) -> None:
     """Distillation scales separately: one more process is enough, without a setting."""
-    slow = _submit(running, distilling_spec(100_000, name="slow"))
+    slow = _submit(running, distillation_spec(100_000, name="slow"))
     _await_epoch(running, slow, 1)
     running.start("distiller-2")
-    quick = _submit(running, distilling_spec(4, name="quick"))
+    quick = _submit(running, distillation_spec(4, name="quick"))
     _await_end(running, quick)
     job = running.client.run(slow).distillation
     assert job is not None

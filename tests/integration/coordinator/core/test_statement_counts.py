@@ -11,9 +11,9 @@ from fedssl.artifacts.tensors import save_tensors
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import Register, Submit
 from fedssl_coordinator.core.db import engine
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, upload
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -52,11 +52,11 @@ def _cost(request: Callable[[], object]) -> Cost:
 def test_an_uploaded_update_costs_eighteen_statements_in_three_transactions(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1)
-    cast.work("a")  # so that nothing is left to be compiled or cached
-    worker, update = cast.workers["b"], {}
-    costs = {"claim": _cost(lambda: cast.claim("b"))}
-    item = cast.item("b")
+    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=1)
+    scenario.work("a")  # so that nothing is left to be compiled or cached
+    worker, update = scenario.workers["b"], {}
+    costs = {"claim": _cost(lambda: scenario.claim("b"))}
+    item = scenario.item("b")
     costs["heartbeat"] = _cost(lambda: worker.heartbeat(item.assignment_id))
     costs["download"] = _cost(lambda: worker.download(item.broadcast, tmp_path / "broadcast"))
     costs["upload"] = _cost(
@@ -79,12 +79,12 @@ def test_an_uploaded_update_costs_eighteen_statements_in_three_transactions(
 def test_a_delivery_costs_four_statements_with_or_without_an_anchor(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1)
+    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=1)
     anchors = [LedgerAnchor(key="a" * 64, seq=seq, head=f"{seq:064x}") for seq in (1, 2)]
-    assert cast.workers["b"].heartbeat(anchor=anchors[0]).receipt is not None
+    assert scenario.workers["b"].heartbeat(anchor=anchors[0]).receipt is not None
 
     def delivery(name: str, anchor: LedgerAnchor | None) -> Cost:
-        item, path = cast.claim(name), tmp_path / "update"
+        item, path = scenario.claim(name), tmp_path / "update"
         save_tensors(tensors_for(item.plan.update, 2.0), path)
         submission = Submit(
             assignment_id=item.assignment_id,
@@ -93,7 +93,7 @@ def test_a_delivery_costs_four_statements_with_or_without_an_anchor(
             metrics={"loss": 1.0},
             anchor=anchor,
         )
-        return _cost(lambda: cast.workers[name].deliver(submission, path))
+        return _cost(lambda: scenario.workers[name].deliver(submission, path))
 
     assert delivery("a", None) == (4, 1, 6)
     assert delivery("b", anchors[1]) == (4, 1, 6)
@@ -102,8 +102,8 @@ def test_a_delivery_costs_four_statements_with_or_without_an_anchor(
 def test_a_claim_without_work_costs_two_or_three_statements(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    cast.work("a")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    scenario.work("a")
     worker = coordinator.worker("a", register=False)
     assert _cost(lambda: worker.claim(0)) == (2, 1, 4)
     assert _cost(lambda: worker.claim(0)) == (3, 1, 5)  # it also asks for evaluations at its site
@@ -112,8 +112,8 @@ def test_a_claim_without_work_costs_two_or_three_statements(
 def test_a_claim_of_a_client_that_was_not_drawn_costs_two_or_three_statements(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    cast.work("a")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    scenario.work("a")
     tables.execute("UPDATE rounds SET opened_at = now() - interval '96 seconds'")
     worker = coordinator.worker("a", register=False)
     assert _cost(lambda: worker.claim(60)) == (2, 1, 4)

@@ -13,17 +13,17 @@ from fedssl.protocol.states import Outcome, RunState
 from fedssl.simulation import simulate
 from support import traces
 from support.agents import LOST, Workers
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
+from support.scenario import Scenario
 from support.tables import Tables
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, num_rounds=2)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, num_rounds=2)
 
 
 def _spec(method: str, num_rounds: int, **changes: Any) -> RunSpec:
@@ -87,15 +87,15 @@ def test_a_client_that_has_removed_its_state_starts_cold_and_is_reported(
     workers.assert_simulated(simulate(whole, shards(whole), lost_states={3: [LOST]}))
 
 
-def test_repeating_a_continuation_changes_nothing(cast: Cast) -> None:
-    _finish(cast)
+def test_repeating_a_continuation_changes_nothing(scenario: Scenario) -> None:
+    _finish(scenario)
     for _ in range(2):
-        assert cast.coordinator.client.continue_run(cast.id, 3).state == RunState.RUNNING
-    cast.advance()
-    cast.work("a", "b")
-    cast.advance()
-    assert cast.coordinator.client.continue_run(cast.id, 3).outcome == Outcome.COMPLETED
-    assert len(cast.events("run.resumed")) == 1
+        assert scenario.coordinator.client.continue_run(scenario.id, 3).state == RunState.RUNNING
+    scenario.advance()
+    scenario.work("a", "b")
+    scenario.advance()
+    assert scenario.coordinator.client.continue_run(scenario.id, 3).outcome == Outcome.COMPLETED
+    assert len(scenario.events("run.resumed")) == 1
 
 
 def test_the_idempotency_key_of_a_continued_run_returns_it(
@@ -113,24 +113,24 @@ def test_the_idempotency_key_of_a_continued_run_returns_it(
         coordinator.client.create_run(_spec("fedbyol", 2), idempotency_key="once")
 
 
-def _finish(cast: Cast) -> None:
-    for _ in range(cast.run.num_rounds):
-        cast.work("a", "b")
-        cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
+def _finish(scenario: Scenario) -> None:
+    for _ in range(scenario.run.num_rounds):
+        scenario.work("a", "b")
+        scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
 
 
-def _lose_the_weights(cast: Cast) -> None:
-    _finish(cast)
-    digest = cast.run.model
+def _lose_the_weights(scenario: Scenario) -> None:
+    _finish(scenario)
+    digest = scenario.run.model
     assert digest is not None
-    (cast.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
+    (scenario.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
 
 
-REFUSED: dict[str, tuple[Callable[[Cast], object], int, str]] = {
-    "a run that trains": (lambda cast: None, 9, "it is running, and has closed 0 of 2 rounds: wait until it ends"),
+REFUSED: dict[str, tuple[Callable[[Scenario], object], int, str]] = {
+    "a run that trains": (lambda scenario: None, 9, "it is running, and has closed 0 of 2 rounds: wait until it ends"),
     "a stopped run": (
-        lambda cast: cast.coordinator.client.stop(cast.id),
+        lambda scenario: scenario.coordinator.client.stop(scenario.id),
         9,
         "an operator stopped it after 0 rounds: start a new run from its weights instead, with model.initial.run",
     ),
@@ -140,25 +140,25 @@ REFUSED: dict[str, tuple[Callable[[Cast], object], int, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_continuing_a_run_is_refused_with_the_reason_if_it_is_impossible(cast: Cast, case: str) -> None:
+def test_continuing_a_run_is_refused_with_the_reason_if_it_is_impossible(scenario: Scenario, case: str) -> None:
     prepare, num_rounds, message = REFUSED[case]
-    prepare(cast)
-    before = cast.run
+    prepare(scenario)
+    before = scenario.run
     with pytest.raises(Conflict, match=message.replace("(", r"\(")):
-        cast.coordinator.client.continue_run(cast.id, num_rounds)
-    assert cast.run == before
+        scenario.coordinator.client.continue_run(scenario.id, num_rounds)
+    assert scenario.run == before
 
 
 @pytest.mark.changes_states
-def test_a_failed_run_must_be_resumed_instead_of_continued(cast: Cast, tables: Tables) -> None:
-    _finish(cast)
-    tables.execute("UPDATE runs SET outcome = 'failed' WHERE id = %s", cast.id)
+def test_a_failed_run_must_be_resumed_instead_of_continued(scenario: Scenario, tables: Tables) -> None:
+    _finish(scenario)
+    tables.execute("UPDATE runs SET outcome = 'failed' WHERE id = %s", scenario.id)
     with pytest.raises(Conflict, match="it failed after 2 of 2 rounds: resume it first"):
-        cast.coordinator.client.continue_run(cast.id, 9)
+        scenario.coordinator.client.continue_run(scenario.id, 9)
 
 
-def test_a_deleted_run_is_reported_as_deleted(cast: Cast) -> None:
-    _finish(cast)
-    cast.coordinator.client.delete_run(cast.id)
+def test_a_deleted_run_is_reported_as_deleted(scenario: Scenario) -> None:
+    _finish(scenario)
+    scenario.coordinator.client.delete_run(scenario.id)
     with pytest.raises(NotFound, match="was deleted, with its weights and its state: it cannot be continued"):
-        cast.coordinator.client.continue_run(cast.id, 9)
+        scenario.coordinator.client.continue_run(scenario.id, 9)

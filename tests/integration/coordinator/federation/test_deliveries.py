@@ -21,7 +21,7 @@ from fedssl.protocol.work import DELIVERY_BYTES, DELIVERY_HEADER, OFFER_HEADER, 
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes
 from support.federation import tensors_for, tiny_spec
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.uploads import digest, raw_request
 
 COHORT = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
@@ -29,7 +29,7 @@ OTHER = "0" * 64
 
 
 @dataclass
-class Lane:
+class LeasedClient:
     """A client with a lease, whose updates are either uploaded and then submitted, or delivered."""
 
     coordinator: Coordinator
@@ -76,13 +76,13 @@ class Lane:
 
 
 @pytest.fixture
-def lane(coordinator: Coordinator) -> Lane:
-    return Lane(coordinator, "a")
+def leased_client(coordinator: Coordinator) -> LeasedClient:
+    return LeasedClient(coordinator, "a")
 
 
 @pytest.fixture
-def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
-    return Onlooker(tables, coordinator.store)
+def change_watcher(coordinator: Coordinator, tables: Tables) -> ChangeWatcher:
+    return ChangeWatcher(tables, coordinator.store)
 
 
 def _at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
@@ -90,50 +90,58 @@ def _at_once(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
-def test_an_update_is_accepted_and_repeating_it_gets_the_same_answer(lane: Lane, watching: Onlooker) -> None:
-    update = lane.update()
-    first = lane.deliver(update)
-    assert first.json() == {"assignment_id": str(lane.item.assignment_id), "state": "accepted", "receipt": None}
-    assert (lane.coordinator.store / digest(update)[:2] / digest(update)[2:4] / digest(update)).read_bytes() == update
-    with watching.nothing_changes() as events:
-        assert lane.deliver(update).json() == first.json()
-        assert lane.upload_and_submit(update).json() == first.json()
-        assert lane.worker.submit(Submit(**lane.submission(update))).state is AssignmentState.ACCEPTED
+def test_an_update_is_accepted_and_repeating_it_gets_the_same_answer(
+    leased_client: LeasedClient, change_watcher: ChangeWatcher
+) -> None:
+    update = leased_client.update()
+    first = leased_client.deliver(update)
+    assert first.json() == {
+        "assignment_id": str(leased_client.item.assignment_id),
+        "state": "accepted",
+        "receipt": None,
+    }
+    assert (
+        leased_client.coordinator.store / digest(update)[:2] / digest(update)[2:4] / digest(update)
+    ).read_bytes() == update
+    with change_watcher.nothing_changes() as events:
+        assert leased_client.deliver(update).json() == first.json()
+        assert leased_client.upload_and_submit(update).json() == first.json()
+        assert leased_client.worker.submit(Submit(**leased_client.submission(update))).state is AssignmentState.ACCEPTED
     assert events == []
-    lane.coordinator.advance(lane.run)  # this also holds after the round has closed
-    with watching.nothing_changes() as events:
-        assert lane.deliver(update).json() == first.json()
+    leased_client.coordinator.advance(leased_client.run)  # this also holds after the round has closed
+    with change_watcher.nothing_changes() as events:
+        assert leased_client.deliver(update).json() == first.json()
     assert events == []
 
 
-def test_a_claim_announces_the_size_up_to_which_deliveries_are_taken(lane: Lane) -> None:
-    with lane.coordinator.http(lane.token) as http:
+def test_a_claim_announces_the_size_up_to_which_deliveries_are_taken(leased_client: LeasedClient) -> None:
+    with leased_client.coordinator.http(leased_client.token) as http:
         assert http.post("/v1/work/claim", json={"wait_seconds": 0}).headers[OFFER_HEADER] == str(DELIVERY_BYTES)
-    assert lane.worker.delivery_bytes == DELIVERY_BYTES
+    assert leased_client.worker.delivery_bytes == DELIVERY_BYTES
 
 
-def test_an_update_that_was_already_uploaded_is_delivered_without_its_bytes(lane: Lane) -> None:
-    update = lane.update()
-    with lane.coordinator.http(lane.token) as http:
-        params = {"assignment": str(lane.item.assignment_id)}
+def test_an_update_that_was_already_uploaded_is_delivered_without_its_bytes(leased_client: LeasedClient) -> None:
+    update = leased_client.update()
+    with leased_client.coordinator.http(leased_client.token) as http:
+        params = {"assignment": str(leased_client.item.assignment_id)}
         assert http.put(f"/v1/artifacts/{digest(update)}", params=params, content=update).status_code == 201
-        headers = {DELIVERY_HEADER: json.dumps(lane.submission(update)), "Content-Length": "0"}
+        headers = {DELIVERY_HEADER: json.dumps(leased_client.submission(update)), "Content-Length": "0"}
         assert http.post("/v1/work/deliver", headers=headers).json()["state"] == "accepted"
 
 
-def test_a_delivery_reports_how_many_bytes_were_sent(lane: Lane, tmp_path: Path) -> None:
-    path, update = tmp_path / "update", lane.update()
+def test_a_delivery_reports_how_many_bytes_were_sent(leased_client: LeasedClient, tmp_path: Path) -> None:
+    path, update = tmp_path / "update", leased_client.update()
     path.write_bytes(update)
     reached: list[int] = []
-    delivery = lane.worker.deliver(Submit(**lane.submission(update)), path, reached.append)
+    delivery = leased_client.worker.deliver(Submit(**leased_client.submission(update)), path, reached.append)
     assert delivery.submitted is not None
     assert delivery.submitted.state is AssignmentState.ACCEPTED
     assert (delivery.num_sent, reached) == (len(update), [len(update)])
 
 
-def test_concurrent_repetitions_of_a_delivery_count_once(lane: Lane, tables: Tables) -> None:
-    update = lane.update()
-    answers = _at_once(*[lambda: lane.deliver(update)] * 6)
+def test_concurrent_repetitions_of_a_delivery_count_once(leased_client: LeasedClient, tables: Tables) -> None:
+    update = leased_client.update()
+    answers = _at_once(*[lambda: leased_client.deliver(update)] * 6)
     assert {answer.text for answer in answers} == {answers[0].text}
     assert answers[0].json()["state"] == "accepted"
     assert tables.query("SELECT name, value FROM metrics") == [("loss", 1.0)]
@@ -141,9 +149,9 @@ def test_concurrent_repetitions_of_a_delivery_count_once(lane: Lane, tables: Tab
     assert tables.one("SELECT count(*) FROM events WHERE kind = 'assignment.accepted'") == 1
 
 
-def test_only_one_of_several_concurrent_updates_of_a_client_counts(lane: Lane, tables: Tables) -> None:
-    ways = [lane.deliver, lane.upload_and_submit, lane.deliver]
-    updates = [lane.update(value) for value in (1.0, 2.0, 3.0)]
+def test_only_one_of_several_concurrent_updates_of_a_client_counts(leased_client: LeasedClient, tables: Tables) -> None:
+    ways = [leased_client.deliver, leased_client.upload_and_submit, leased_client.deliver]
+    updates = [leased_client.update(value) for value in (1.0, 2.0, 3.0)]
     answers = _at_once(*[functools.partial(way, update) for way, update in zip(ways, updates, strict=True)])
     accepted = [digest(update) for update, answer in zip(updates, answers, strict=True) if answer.is_success]
     assert [answer.json()["type"] for answer in answers if not answer.is_success] == [
@@ -152,7 +160,7 @@ def test_only_one_of_several_concurrent_updates_of_a_client_counts(lane: Lane, t
     assert accepted == [tables.one("SELECT update_digest FROM assignments")]
 
 
-REFUSED: dict[str, tuple[Callable[[Lane], httpx.Response], int, str, str]] = {
+REFUSED: dict[str, tuple[Callable[[LeasedClient], httpx.Response], int, str, str]] = {
     "another digest": (lambda it: it.deliver(it.update(), update=OTHER), 422, "artifact-rejected", "have sha256"),
     "no tensors": (lambda it: it.deliver(b"\x08\0\0\0\0\0\0\0{}      "), 422, "artifact-rejected", "missing"),
     "no body": (lambda it: it.deliver(b""), 422, "artifact-rejected", "ended within its safetensors header"),
@@ -177,30 +185,36 @@ REFUSED: dict[str, tuple[Callable[[Lane], httpx.Response], int, str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_delivery_adds_one_event_and_changes_nothing_else(lane: Lane, watching: Onlooker, case: str) -> None:
+def test_a_refused_delivery_adds_one_event_and_changes_nothing_else(
+    leased_client: LeasedClient, change_watcher: ChangeWatcher, case: str
+) -> None:
     send, status, slug, words = REFUSED[case]
-    with watching.nothing_changes() as events:
-        answer = send(lane)
+    with change_watcher.nothing_changes() as events:
+        answer = send(leased_client)
     assert (answer.status_code, answer.json()["type"]) == (status, f"urn:fedssl:problem:{slug}")
     assert words in answer.json()["detail"]
     assert [event.client_id for event in events] == ["a"]
-    assert lane.deliver(lane.update()).json()["state"] == "accepted"
+    assert leased_client.deliver(leased_client.update()).json()["state"] == "accepted"
 
 
-def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(lane: Lane, watching: Onlooker) -> None:
-    stranger = Lane(lane.coordinator, "stranger")
-    update = lane.update()
-    with watching.nothing_changes() as events:
-        answer = stranger.deliver(update, assignment_id=str(lane.item.assignment_id))
+def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(
+    leased_client: LeasedClient, change_watcher: ChangeWatcher
+) -> None:
+    stranger = LeasedClient(leased_client.coordinator, "stranger")
+    update = leased_client.update()
+    with change_watcher.nothing_changes() as events:
+        answer = stranger.deliver(update, assignment_id=str(leased_client.item.assignment_id))
     assert answer.status_code == 404
     assert [(event.kind, event.client_id) for event in events] == [("assignment.foreign", "stranger")]
 
 
-def test_the_submission_header_is_required_exactly_once_and_as_json(lane: Lane, watching: Onlooker) -> None:
-    update = lane.update()
-    about = json.dumps(lane.submission(update))
+def test_the_submission_header_is_required_exactly_once_and_as_json(
+    leased_client: LeasedClient, change_watcher: ChangeWatcher
+) -> None:
+    update = leased_client.update()
+    about = json.dumps(leased_client.submission(update))
     for headers in ([], [about, about], ["{"], ["[" * 4000], ["null"]):
-        with watching.nothing_changes() as events, lane.coordinator.http(lane.token) as http:
+        with change_watcher.nothing_changes() as events, leased_client.coordinator.http(leased_client.token) as http:
             sent = [(DELIVERY_HEADER, each) for each in headers]
             answer = http.post("/v1/work/deliver", content=update, headers=sent)
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:invalid-request")
@@ -213,55 +227,61 @@ def test_the_submission_header_is_required_exactly_once_and_as_json(lane: Lane, 
     ids=["none", "chunked", "two", "negative", "not a number"],
 )
 def test_a_delivery_without_exactly_one_valid_length_is_refused(
-    lane: Lane, watching: Onlooker, lengths: list[str], status: int
+    leased_client: LeasedClient, change_watcher: ChangeWatcher, lengths: list[str], status: int
 ) -> None:
     lines = [f"Content-Length: {each}" if each != "chunked" else "Transfer-Encoding: chunked" for each in lengths]
-    about = json.dumps(lane.submission(lane.update()))
-    head = "\n".join(["POST /v1/work/deliver HTTP/1.1", "Host: x", f"Authorization: Bearer {lane.token}",
+    about = json.dumps(leased_client.submission(leased_client.update()))
+    head = "\n".join(["POST /v1/work/deliver HTTP/1.1", "Host: x", f"Authorization: Bearer {leased_client.token}",
                       f"{DELIVERY_HEADER}: {about}", *lines]) + "\n"  # fmt: skip
-    with watching.nothing_changes():
-        answer = raw_request(lane.coordinator.url, head, b"", then_close=False)
+    with change_watcher.nothing_changes():
+        answer = raw_request(leased_client.coordinator.url, head, b"", then_close=False)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
-def test_a_connection_that_breaks_within_the_body_changes_nothing(lane: Lane, watching: Onlooker, share: float) -> None:
-    update = lane.update()
-    about = json.dumps(lane.submission(update))
-    head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {lane.token}\n"
+def test_a_connection_that_breaks_within_the_body_changes_nothing(
+    leased_client: LeasedClient, change_watcher: ChangeWatcher, share: float
+) -> None:
+    update = leased_client.update()
+    about = json.dumps(leased_client.submission(update))
+    head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {leased_client.token}\n"
             f"{DELIVERY_HEADER}: {about}\nContent-Length: {len(update)}\n")  # fmt: skip
-    with watching.nothing_changes():
-        raw_request(lane.coordinator.url, head, update[: int(share * len(update))], then_close=True)
+    with change_watcher.nothing_changes():
+        raw_request(leased_client.coordinator.url, head, update[: int(share * len(update))], then_close=True)
         with socket.socket() as connection:  # the server has noticed the end once it accepts a connection again
-            host, port = lane.coordinator.url.removeprefix("http://").split(":")
+            host, port = leased_client.coordinator.url.removeprefix("http://").split(":")
             connection.connect((host, int(port)))
-    assert lane.deliver(update).json()["state"] == "accepted"
+    assert leased_client.deliver(update).json()["state"] == "accepted"
 
 
-def test_a_delivery_counts_once_if_its_connection_breaks_after_the_body(lane: Lane, tables: Tables) -> None:
-    update = lane.update()
-    about = json.dumps(lane.submission(update))
-    head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {lane.token}\n"
+def test_a_delivery_counts_once_if_its_connection_breaks_after_the_body(
+    leased_client: LeasedClient, tables: Tables
+) -> None:
+    update = leased_client.update()
+    about = json.dumps(leased_client.submission(update))
+    head = (f"POST /v1/work/deliver HTTP/1.1\nHost: x\nAuthorization: Bearer {leased_client.token}\n"
             f"{DELIVERY_HEADER}: {about}\nContent-Length: {len(update)}\n")  # fmt: skip
-    raw_request(lane.coordinator.url, head, update, then_close=True)
-    assert lane.deliver(update).json()["state"] == "accepted"
+    raw_request(leased_client.coordinator.url, head, update, then_close=True)
+    assert leased_client.deliver(update).json()["state"] == "accepted"
     assert tables.one("SELECT count(*) FROM uploads") == 1
     assert tables.one("SELECT count(*) FROM events WHERE kind = 'assignment.accepted'") == 1
 
 
-def test_a_delivery_is_refused_after_its_lease_was_lost(lane: Lane, watching: Onlooker) -> None:
-    _lapse(lane, None)
-    lane.coordinator.advance(lane.run)
-    with watching.nothing_changes() as events:
-        answer = lane.deliver(lane.update())
+def test_a_delivery_is_refused_after_its_lease_was_lost(
+    leased_client: LeasedClient, change_watcher: ChangeWatcher
+) -> None:
+    _lapse(leased_client, None)
+    leased_client.coordinator.advance(leased_client.run)
+    with change_watcher.nothing_changes() as events:
+        answer = leased_client.deliver(leased_client.update())
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:fedssl:problem:lease-lost")
     assert [(event.kind, event.client_id) for event in events] == [("artifact.refused", "a")]
-    lane.claim()
-    assert lane.deliver(lane.update()).json()["state"] == "accepted"
+    leased_client.claim()
+    assert leased_client.deliver(leased_client.update()).json()["state"] == "accepted"
 
 
 def test_a_delivery_to_a_full_disk_changes_nothing_and_can_be_repeated(
-    lane: Lane, watching: Onlooker, monkeypatch: pytest.MonkeyPatch
+    leased_client: LeasedClient, change_watcher: ChangeWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -271,19 +291,19 @@ def test_a_delivery_to_a_full_disk_changes_nothing_and_can_be_repeated(
         "fedssl.artifacts.store.FileWriter.write",
         "fedssl.artifacts.store.FileWriter.commit",
     ):
-        with monkeypatch.context() as patch, watching.nothing_changes():
+        with monkeypatch.context() as patch, change_watcher.nothing_changes():
             patch.setattr(name, full)
-            answer = lane.deliver(lane.update())
+            answer = leased_client.deliver(leased_client.update())
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
-    assert lane.deliver(lane.update()).json()["state"] == "accepted"
+    assert leased_client.deliver(leased_client.update()).json()["state"] == "accepted"
 
 
 def test_a_delivery_is_refused_if_its_token_is_revoked_while_the_bytes_arrive(
-    lane: Lane, monkeypatch: pytest.MonkeyPatch
+    leased_client: LeasedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.storage.artifacts import streaming
 
-    store, client = streaming._store, lane.coordinator.client
+    store, client = streaming._store, leased_client.coordinator.client
     token = client.create_token("operator")
     revocations = [functools.partial(client.revoke_token, token.id), functools.partial(client.revoke_client, "a")]
 
@@ -292,26 +312,26 @@ def test_a_delivery_is_refused_if_its_token_is_revoked_while_the_bytes_arrive(
         revocations.pop()()
 
     monkeypatch.setattr(streaming, "_store", revoke)
-    assert lane.deliver(lane.update()).status_code == 401
+    assert leased_client.deliver(leased_client.update()).status_code == 401
     content = public_bytes()
-    with lane.coordinator.http(token.secret) as http:
+    with leased_client.coordinator.http(token.secret) as http:
         assert http.put(f"/v1/artifacts/{digest(content)}", content=content).status_code == 401
     assert revocations == []
 
 
-Step = Callable[[Lane, Callable[..., httpx.Response]], httpx.Response | None]
+Step = Callable[[LeasedClient, Callable[..., httpx.Response]], httpx.Response | None]
 
 
-def _advance(lane: Lane, send: object) -> None:
-    lane.coordinator.advance(lane.run)
+def _advance(leased_client: LeasedClient, send: object) -> None:
+    leased_client.coordinator.advance(leased_client.run)
 
 
-def _claim(lane: Lane, send: object) -> None:
-    if (item := lane.worker.claim(0)) is not None:
-        lane.items.append(item)
+def _claim(leased_client: LeasedClient, send: object) -> None:
+    if (item := leased_client.worker.claim(0)) is not None:
+        leased_client.items.append(item)
 
 
-def _lapse(lane: Lane, send: object) -> None:
+def _lapse(leased_client: LeasedClient, send: object) -> None:
     from sqlalchemy import text
 
     from fedssl_coordinator.core.db import transaction
@@ -319,7 +339,7 @@ def _lapse(lane: Lane, send: object) -> None:
     with transaction() as session:
         session.execute(
             text("UPDATE assignments SET lease_expires_at = now() - interval '1 second' "
-                 "WHERE client_id = :name AND state = 'leased'"), {"name": lane.name})  # fmt: skip
+                 "WHERE client_id = :name AND state = 'leased'"), {"name": leased_client.name})  # fmt: skip
 
 
 STEPS: tuple[Step, ...] = (
@@ -327,24 +347,24 @@ STEPS: tuple[Step, ...] = (
     _claim,
     _claim,
     _lapse,
-    lambda lane, send: send(lane.update()),
-    lambda lane, send: send(lane.update(2.0)),
-    lambda lane, send: send(lane.update(), num_examples=1001),
-    lambda lane, send: send(lane.update(), metrics={}),
-    lambda lane, send: send(lane.update(), metrics={"update_norm": 1.0}),
-    lambda lane, send: send(lane.update(float("inf"))),
-    lambda lane, send: send(lane.update()[:-1]),
-    lambda lane, send: send(lane.update(), update=OTHER),
-    lambda lane, send: send(lane.update(), assignment_id=str(uuid4())),
-    lambda lane, send: send(serialised({"encoder.other": torch.zeros(3)})),
+    lambda leased_client, send: send(leased_client.update()),
+    lambda leased_client, send: send(leased_client.update(2.0)),
+    lambda leased_client, send: send(leased_client.update(), num_examples=1001),
+    lambda leased_client, send: send(leased_client.update(), metrics={}),
+    lambda leased_client, send: send(leased_client.update(), metrics={"update_norm": 1.0}),
+    lambda leased_client, send: send(leased_client.update(float("inf"))),
+    lambda leased_client, send: send(leased_client.update()[:-1]),
+    lambda leased_client, send: send(leased_client.update(), update=OTHER),
+    lambda leased_client, send: send(leased_client.update(), assignment_id=str(uuid4())),
+    lambda leased_client, send: send(serialised({"encoder.other": torch.zeros(3)})),
 )
 
 
-def _comparable(text: str, lane: Lane) -> str:
+def _comparable(text: str, leased_client: LeasedClient) -> str:
     """Replace the names and ids, which differ between the two clients."""
-    for number, item in enumerate(lane.items):
+    for number, item in enumerate(leased_client.items):
         text = text.replace(str(item.assignment_id), f"assignment {number}")
-    return text.replace(str(lane.run), "run").replace(lane.name, "client")
+    return text.replace(str(leased_client.run), "run").replace(leased_client.name, "client")
 
 
 @pytest.mark.full(but=2)
@@ -352,29 +372,29 @@ def _comparable(text: str, lane: Lane) -> str:
 def test_deliveries_get_the_answers_rows_and_events_of_uploads_and_submissions(
     coordinator: Coordinator, tables: Tables, seed: int
 ) -> None:
-    lanes = [Lane(coordinator, "client-old"), Lane(coordinator, "client-new")]
+    clients = [LeasedClient(coordinator, "client-old"), LeasedClient(coordinator, "client-new")]
     draw = random.Random(seed)
     for step in draw.choices(STEPS, k=25):
         answers = []
-        for lane, send in zip(lanes, (lanes[0].upload_and_submit, lanes[1].deliver), strict=True):
-            answer = step(lane, send)
+        for client, send in zip(clients, (clients[0].upload_and_submit, clients[1].deliver), strict=True):
+            answer = step(client, send)
             found = None if answer is None else (answer.status_code, answer.json().get("type"), answer.json())
             unique = json.dumps(found)
-            answers.append(_comparable(unique if "has no assignment" not in unique else "foreign", lane))
+            answers.append(_comparable(unique if "has no assignment" not in unique else "foreign", client))
         assert answers[0] == answers[1]
     states = [
         tables.query(
             "SELECT attempt, state, update_digest, num_examples, reason, cause FROM assignments WHERE run_id = %s "
-            "ORDER BY round_number, attempt", lane.run)
-        for lane in lanes
+            "ORDER BY round_number, attempt", client.run)
+        for client in clients
     ]  # fmt: skip
     assert states[0] == states[1]
-    metrics = [tables.query("SELECT round_number, name, value FROM metrics WHERE run_id = %s ORDER BY 1, 2", lane.run)
-               for lane in lanes]  # fmt: skip
+    metrics = [tables.query("SELECT round_number, name, value FROM metrics WHERE run_id = %s ORDER BY 1, 2", client.run)
+               for client in clients]  # fmt: skip
     assert metrics[0] == metrics[1]
     events = [
-        [(kind, number, _comparable(message, lane)) for kind, number, message in tables.query(
-            "SELECT kind, round_number, message FROM events WHERE run_id = %s ORDER BY id", lane.run)]
-        for lane in lanes
+        [(kind, number, _comparable(message, client)) for kind, number, message in tables.query(
+            "SELECT kind, round_number, message FROM events WHERE run_id = %s ORDER BY id", client.run)]
+        for client in clients
     ]  # fmt: skip
     assert events[0] == events[1]

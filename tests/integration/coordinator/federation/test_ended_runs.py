@@ -12,74 +12,74 @@ from fedssl.engine import LocalResult
 from fedssl_worker.secure_rounds import SecureRounds
 from fedssl_worker.state import ClientStates
 from fedssl_worker.state_gc import StateCollector
-from support.cast import Cast
 from support.coordinator import Coordinator
+from support.scenario import Scenario
 from support.tables import Tables
 
 DAY = 86_400.0
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, num_rounds=1)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, num_rounds=1)
 
 
-def _finish(cast: Cast) -> None:
-    cast.work("a", "b")
-    cast.advance()
+def _finish(scenario: Scenario) -> None:
+    scenario.work("a", "b")
+    scenario.advance()
 
 
 def test_a_worker_is_sent_only_those_of_its_own_runs_that_have_ended(
-    cast: Cast, coordinator: Coordinator, tables: Tables
+    scenario: Scenario, coordinator: Coordinator, tables: Tables
 ) -> None:
-    a, stranger = cast.workers["a"], coordinator.worker("c")
-    asked = [cast.id, uuid4()]
+    a, stranger = scenario.workers["a"], coordinator.worker("c")
+    asked = [scenario.id, uuid4()]
     assert a.ended_runs(asked) == set()
-    coordinator.client.pause(cast.id)
+    coordinator.client.pause(scenario.id)
     assert a.ended_runs(asked) == set()
-    coordinator.client.resume(cast.id)
-    _finish(cast)
-    assert a.ended_runs(asked) == {cast.id}
+    coordinator.client.resume(scenario.id)
+    _finish(scenario)
+    assert a.ended_runs(asked) == {scenario.id}
     assert stranger.ended_runs(asked) == set()
     assert a.ended_runs([]) == set()
-    coordinator.client.delete_run(cast.id)
-    assert a.ended_runs(asked) == {cast.id}
+    coordinator.client.delete_run(scenario.id)
+    assert a.ended_runs(asked) == {scenario.id}
 
 
 def test_the_states_of_a_run_that_sends_nothing_are_kept_as_its_result(
-    cast: Cast, coordinator: Coordinator, tables: Tables
+    scenario: Scenario, coordinator: Coordinator, tables: Tables
 ) -> None:
-    _finish(cast)
-    tables.execute("UPDATE runs SET plan = jsonb_set(plan, '{update}', '[]') WHERE id = %s", cast.id)
-    assert cast.workers["a"].ended_runs([cast.id]) == set()
-    coordinator.client.delete_run(cast.id)
-    assert cast.workers["a"].ended_runs([cast.id]) == set()
+    _finish(scenario)
+    tables.execute("UPDATE runs SET plan = jsonb_set(plan, '{update}', '[]') WHERE id = %s", scenario.id)
+    assert scenario.workers["a"].ended_runs([scenario.id]) == set()
+    coordinator.client.delete_run(scenario.id)
+    assert scenario.workers["a"].ended_runs([scenario.id]) == set()
 
 
 def test_states_of_ended_runs_are_removed_after_a_while(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    other = Cast(coordinator, tables, tmp_path, num_rounds=2, seed=1)
-    worker, root = cast.workers["a"], tmp_path / "runs"
+    other = Scenario(coordinator, tables, tmp_path, num_rounds=2, seed=1)
+    worker, root = scenario.workers["a"], tmp_path / "runs"
     states = ClientStates(root)
-    item = cast.claim("a")
+    item = scenario.claim("a")
     tensors = {"w": torch.zeros(2)}
     states.keep(item, "0" * 64, LocalResult(update=tensors, state=tensors, num_examples=1, metrics={}))
-    cast.deliver("a")
+    scenario.deliver("a")
     states.keep(other.claim("a"), "0" * 64, LocalResult(update=tensors, state=tensors, num_examples=1, metrics={}))
     (root / "notes").mkdir()  # not written by fedssl
-    assert states.runs() == sorted([cast.id, other.id])
+    assert states.runs() == sorted([scenario.id, other.id])
 
     secure = SecureRounds(worker, None, states, tmp_path / "secure", None)  # type: ignore[arg-type]
     collector = StateCollector(worker, states, secure, DAY, every_seconds=0)
     collector.collect()
-    assert sorted(path.name for path in root.iterdir()) == sorted([str(cast.id), str(other.id), "notes"])
-    cast.work("b")
-    cast.advance()
+    assert sorted(path.name for path in root.iterdir()) == sorted([str(scenario.id), str(other.id), "notes"])
+    scenario.work("b")
+    scenario.advance()
     collector.collect()
-    note = root / f"{cast.id}.ended"
+    note = root / f"{scenario.id}.ended"
     assert note.exists()
-    assert cast.id in states.runs()  # the run may be resumed
+    assert scenario.id in states.runs()  # the run may be resumed
     os.utime(note, (time.time() - DAY - 1,) * 2)
     StateCollector(worker, ClientStates(root), secure, DAY).collect()
     assert sorted(path.name for path in root.iterdir()) == sorted([str(other.id), "notes"])

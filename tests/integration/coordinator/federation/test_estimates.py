@@ -9,9 +9,9 @@ from fedssl.artifacts.header import file_bytes
 from fedssl.client import InvalidRequest, Rejected
 from fedssl.methods import METHODS
 from fedssl.protocol.policy import PolicyNotice
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -81,9 +81,9 @@ def test_a_spec_without_a_plan_is_refused_with_the_reason(coordinator: Coordinat
 def test_estimated_times_are_those_of_the_slowest_client_in_earlier_runs(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "ab")
-    cast.work("a", "b")
-    cast.advance()
+    scenario = Scenario(coordinator, tables, tmp_path, "ab")
+    scenario.work("a", "b")
+    scenario.advance()
     for name, seconds in (("a", 10), ("b", 30)):
         tables.execute(
             "UPDATE assignments SET leased_at = closed_at - make_interval(secs => %s) "
@@ -95,7 +95,7 @@ def test_estimated_times_are_those_of_the_slowest_client_in_earlier_runs(
 
     found = coordinator.client.estimate(tiny_spec(num_rounds=4, training={"local_epochs": 2, "batch_size": 8}))
 
-    epochs = max(cast.run.spec.training.local_epochs, 1)
+    epochs = max(scenario.run.spec.training.local_epochs, 1)
     assert found.seconds_per_round == pytest.approx(30 * 2 / epochs)
     assert found.seconds_in_total == pytest.approx(4 * 30 * 2 / epochs)
     assert found.num_measured == 2

@@ -11,9 +11,9 @@ import pytest
 
 from fedssl.errors import MethodError
 from fedssl.protocol.states import Outcome, RunState, Verdict
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -22,8 +22,8 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, num_rounds=2)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, num_rounds=2)
 
 
 def _files(store: Path) -> set[str]:
@@ -42,11 +42,16 @@ def _pause_over(tables: Tables) -> None:
 
 @pytest.mark.parametrize("where", ["fedssl_coordinator.federation.rounds.closing.close_round", "after"])
 def test_a_round_is_closed_with_the_same_bits_after_its_aggregator_died(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    scenario: Scenario,
+    coordinator: Coordinator,
+    tables: Tables,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
 ) -> None:
     """It dies between storing the new weights and closing the round, or just before the transaction commits."""
-    twin = Cast(coordinator, tables, tmp_path, num_rounds=2)
-    for one in (cast, twin):
+    twin = Scenario(coordinator, tables, tmp_path, num_rounds=2)
+    for one in (scenario, twin):
         one.claim("a")
         one.deliver("a", 0.1, 7)
         one.claim("b")
@@ -61,21 +66,21 @@ def test_a_round_is_closed_with_the_same_bits_after_its_aggregator_died(
     with monkeypatch.context() as patch:
         patch.setattr(target, die)
         with pytest.raises(Killed):
-            cast.advance()
-    assert cast.run.rounds_closed == 0
+            scenario.advance()
+    assert scenario.run.rounds_closed == 0
     assert _files(coordinator.store) == before  # the twin has already stored the same bits
     _hold_pause(tables)
-    assert not cast.awaits_attention()  # a try that ends its process is not repeated at once
-    cast.advance()
-    assert cast.run.rounds_closed == 0
+    assert not scenario.needs_attention()  # a try that ends its process is not repeated at once
+    scenario.advance()
+    assert scenario.run.rounds_closed == 0
     _pause_over(tables)
-    assert cast.awaits_attention()
-    cast.advance()
-    run = cast.run
+    assert scenario.needs_attention()
+    scenario.advance()
+    run = scenario.run
     assert (run.rounds_closed, run.model) == (1, twin.run.model)
-    assert cast.rounds[0].verdict == Verdict.AGGREGATED
-    assert len(cast.events("round.closed")) == 1
-    [event] = cast.events("run.stalled")
+    assert scenario.rounds[0].verdict == Verdict.AGGREGATED
+    assert len(scenario.events("round.closed")) == 1
+    [event] = scenario.events("run.stalled")
     assert event.message.startswith("try 1: the aggregator ended while it computed")
     assert (run.reason, tables.query("SELECT num_tries, retry_at FROM runs WHERE id = %s", run.id)) == (
         None,
@@ -83,11 +88,11 @@ def test_a_round_is_closed_with_the_same_bits_after_its_aggregator_died(
     )
 
 
-def test_a_failure_is_forgotten_once_a_later_check_succeeds(cast: Cast, tables: Tables) -> None:
+def test_a_failure_is_forgotten_once_a_later_check_succeeds(scenario: Scenario, tables: Tables) -> None:
     """It is forgotten before the round closes, which may take hours."""
     tables.execute("UPDATE runs SET num_tries = 1, retry_at = now(), reason = 'ValueError: no; it is tried again'")
-    cast.advance()
-    assert cast.run.reason is None
+    scenario.advance()
+    assert scenario.run.reason is None
     assert tables.query("SELECT num_tries, retry_at FROM runs") == [(0, None)]
 
 
@@ -202,16 +207,16 @@ def test_a_value_that_postgres_refuses_is_reported_like_any_failure(
 ) -> None:
     """The driver reports the refusal like an outage. The next computation is not reported as a failed try."""
     with _no_rounds(tables):
-        cast = Cast(coordinator, tables, tmp_path, num_rounds=2)
-    assert cast.run.state == RunState.RUNNING
-    assert "too much" in (cast.run.reason or "")
+        scenario = Scenario(coordinator, tables, tmp_path, num_rounds=2)
+    assert scenario.run.state == RunState.RUNNING
+    assert "too much" in (scenario.run.reason or "")
     _pause_over(tables)
-    cast.advance()
-    assert (cast.run.reason, cast.round.number) == (None, 1)
-    cast.work("a", "b")
-    cast.advance()
-    assert cast.run.rounds_closed == 1
-    assert ["too much" in event.message for event in cast.events("run.stalled")] == [True]
+    scenario.advance()
+    assert (scenario.run.reason, scenario.round.number) == (None, 1)
+    scenario.work("a", "b")
+    scenario.advance()
+    assert scenario.run.rounds_closed == 1
+    assert ["too much" in event.message for event in scenario.events("run.stalled")] == [True]
 
 
 @pytest.mark.full
@@ -249,14 +254,14 @@ def test_a_stalled_run_can_be_stopped(
 
 
 def test_a_spec_that_this_version_cannot_read_stalls_only_its_own_run(
-    coordinator: Coordinator, cast: Cast, tables: Tables, monkeypatch: pytest.MonkeyPatch
+    coordinator: Coordinator, scenario: Scenario, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newer = Cast(coordinator, tables, cast.coordinator.store.parent, "c")
+    newer = Scenario(coordinator, tables, scenario.coordinator.store.parent, "c")
     tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{seed}', '\"newer\"') WHERE id = %s", newer.id)
     newer.pass_deadline()
-    cast.work("a", "b")
-    assert _sweep(monkeypatch) == [cast.id, newer.id]
-    assert cast.run.rounds_closed == 1
+    scenario.work("a", "b")
+    assert _sweep(monkeypatch) == [scenario.id, newer.id]
+    assert scenario.run.rounds_closed == 1
     message = tables.one("SELECT message FROM events WHERE run_id = %s AND kind = 'run.stalled'", newer.id)
     assert "does not understand the spec of run" in message
     assert "upgrade the coordinator" in message
@@ -276,26 +281,26 @@ def test_a_method_error_at_the_start_fails_the_run(coordinator: Coordinator, mon
     assert ended.reason == "this method needs what the spec does not give"
 
 
-def test_updates_that_cannot_be_aggregated_fail_the_run(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_that_cannot_be_aggregated_fail_the_run(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise MethodError("the updates cannot be aggregated: \x00 odd")
 
     monkeypatch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", refuse)
-    cast.work("a", "b")
-    cast.advance()
-    assert cast.run.outcome == Outcome.FAILED
-    assert cast.run.reason == "round 1: the updates cannot be aggregated: \\x00 odd"
-    assert cast.round.verdict == Verdict.FAILED
-    assert cast.events("round.closed")[0].data["clients"] == {"a": "accepted", "b": "accepted"}
+    scenario.work("a", "b")
+    scenario.advance()
+    assert scenario.run.outcome == Outcome.FAILED
+    assert scenario.run.reason == "round 1: the updates cannot be aggregated: \\x00 odd"
+    assert scenario.round.verdict == Verdict.FAILED
+    assert scenario.events("round.closed")[0].data["clients"] == {"a": "accepted", "b": "accepted"}
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut", "no header"])
-def test_a_run_continues_after_the_store_has_lost_or_damaged_an_update(cast: Cast, damage: str) -> None:
+def test_a_run_continues_after_the_store_has_lost_or_damaged_an_update(scenario: Scenario, damage: str) -> None:
     """The client still has its update, and the run may have trained for weeks."""
-    cast.work("a", value=1.0)
-    cast.work("b", value=2.0)
-    digest = str(cast.round.assignments[0].update)
-    path = cast.coordinator.store / digest[:2] / digest[2:4] / digest
+    scenario.work("a", value=1.0)
+    scenario.work("b", value=2.0)
+    digest = str(scenario.round.assignments[0].update)
+    path = scenario.coordinator.store / digest[:2] / digest[2:4] / digest
     whole = path.read_bytes()
     match damage:
         case "gone":
@@ -308,22 +313,22 @@ def test_a_run_continues_after_the_store_has_lost_or_damaged_an_update(cast: Cas
             path.write_bytes(b"\xff" * len(whole))
     if damage != "gone":
         os.utime(path, (0, 0))  # damage on the disk does not change the time
-    cast.advance()
-    run = cast.run
+    scenario.advance()
+    run = scenario.run
     assert (run.state, run.rounds_closed) == (RunState.RUNNING, 0), run.reason
-    assert len(cast.events("round.reopened")) == 1
-    cast.work("a", value=1.0)
+    assert len(scenario.events("round.reopened")) == 1
+    scenario.work("a", value=1.0)
     assert path.read_bytes() == whole
-    cast.advance()
-    assert cast.run.rounds_closed == 1
+    scenario.advance()
+    assert scenario.run.rounds_closed == 1
 
 
 def test_an_update_of_one_run_never_counts_in_another(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """This holds even for the same client and the same bytes."""
-    other = Cast(coordinator, tables, tmp_path, num_rounds=2)
-    cast.work("a", "b", value=1.0)
-    cast.advance()
-    assert (cast.run.rounds_closed, other.run.rounds_closed) == (1, 0)
+    other = Scenario(coordinator, tables, tmp_path, num_rounds=2)
+    scenario.work("a", "b", value=1.0)
+    scenario.advance()
+    assert (scenario.run.rounds_closed, other.run.rounds_closed) == (1, 0)
     assert other.states() == [("a", 1, "offered"), ("b", 1, "offered")]

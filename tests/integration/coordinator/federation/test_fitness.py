@@ -11,9 +11,9 @@ from fedssl.protocol.states import RunState
 from fedssl.protocol.work import CheckNumbers, Register
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.dashboard.runs import overview
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -40,16 +40,16 @@ def test_a_client_that_cannot_take_part_is_left_out_of_an_open_cohort(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     introduce(coordinator.worker("b", register=False), **changes)
-    cast = Cast(coordinator, tables, tmp_path, "a", cohort={"clients": None, "min_clients": 1})
-    assert cast.states() == [("a", 1, "offered")]
-    [event] = cast.events("client.left_out")
+    scenario = Scenario(coordinator, tables, tmp_path, "a", cohort={"clients": None, "min_clients": 1})
+    assert scenario.states() == [("a", 1, "offered")]
+    [event] = scenario.events("client.left_out")
     assert event.message.startswith("left out: b: ")
     assert words in event.message
     assert words in event.data["clients"]["b"]
-    assert words in cast.run.left_out["b"]
-    cast.work("a")
-    cast.advance()
-    assert cast.run.rounds_closed == 1
+    assert words in scenario.run.left_out["b"]
+    scenario.work("a")
+    scenario.advance()
+    assert scenario.run.rounds_closed == 1
 
 
 @pytest.mark.parametrize(("changes", "words"), UNFIT)
@@ -70,9 +70,9 @@ def test_a_client_without_labels_is_left_out_of_a_run_that_trains_on_them(
 ) -> None:
     introduce(coordinator.worker("b", register=False))
     probe = {"name": "ridge-probe"}
-    cast = Cast(coordinator, tables, tmp_path, "a", method=probe, cohort={"clients": None, "min_clients": 1})
-    assert cast.states() == [("a", 1, "offered")]
-    assert cast.run.left_out["b"].startswith("its worker lacks ridge-probe, or the labels that it trains on: give")
+    scenario = Scenario(coordinator, tables, tmp_path, "a", method=probe, cohort={"clients": None, "min_clients": 1})
+    assert scenario.states() == [("a", 1, "offered")]
+    assert scenario.run.left_out["b"].startswith("its worker lacks ridge-probe, or the labels that it trains on: give")
 
 
 def test_a_worker_that_serves_the_shape_of_the_run_takes_part(
@@ -81,8 +81,8 @@ def test_a_worker_that_serves_the_shape_of_the_run_takes_part(
     introduce(coordinator.worker("a", register=False), image_size=64, channels=3, serves=ServedShapes())
     bounded = ServedShapes(max_image_size=8, max_channels=1)
     introduce(coordinator.worker("b", register=False), image_size=8, serves=bounded)
-    cast = Cast(coordinator, tables, tmp_path, "", cohort={"clients": ["a", "b"], "min_clients": 2})
-    assert {name for name, _, _ in cast.states()} == {"a", "b"}
+    scenario = Scenario(coordinator, tables, tmp_path, "", cohort={"clients": ["a", "b"], "min_clients": 2})
+    assert {name for name, _, _ in scenario.states()} == {"a", "b"}
     assert coordinator.client.client("b").serves == bounded
     with pytest.raises(Conflict, match=r"this client serves at most 8 pixels: lower data\.image_size"):
         coordinator.client.create_run(tiny_spec(cohort={"clients": ["a", "b"]}, data={"channels": 1, "image_size": 16}))
@@ -93,15 +93,15 @@ def test_a_run_of_five_channels_waits_for_clients_that_have_them(
 ) -> None:
     introduce(coordinator.worker("a", register=False), serves=ServedShapes())
     five = {"channels": 5, "image_size": 8, "window": {"percentiles": [1, 99]}}
-    cast = Cast(coordinator, tables, tmp_path, "", data=five, cohort={"clients": None, "min_clients": 1})
-    assert cast.rounds == []
+    scenario = Scenario(coordinator, tables, tmp_path, "", data=five, cohort={"clients": None, "min_clients": 1})
+    assert scenario.rounds == []
     words = "the run needs images of 5 channels and 8 x 8 pixels, but this client serves 1 or 3 channels"
-    assert cast.run.reason is not None
-    assert f"a: {words}" in cast.run.reason
+    assert scenario.run.reason is not None
+    assert f"a: {words}" in scenario.run.reason
     introduce(coordinator.worker("b", register=False), channels=5, serves=ServedShapes(max_channels=5))
-    cast.advance()
-    assert cast.states() == [("b", 1, "offered")]
-    assert words in cast.run.left_out["a"]
+    scenario.advance()
+    assert scenario.states() == [("b", 1, "offered")]
+    assert words in scenario.run.left_out["a"]
 
 
 def test_an_older_worker_that_replaces_a_newer_one_serves_one_shape_again(coordinator: Coordinator) -> None:
@@ -116,45 +116,48 @@ def test_a_run_without_any_suitable_client_waits_with_the_reason(
 ) -> None:
     worker = coordinator.worker("b", register=False)
     introduce(worker, image_size=16)
-    cast = Cast(coordinator, tables, tmp_path, "", cohort={"clients": None, "min_clients": 1})
-    assert cast.rounds == []
-    assert cast.run.reason is not None
-    assert "0 of 1 have registered and may take part; b: the run needs images of 1 channel and 8 x 8" in cast.run.reason
+    scenario = Scenario(coordinator, tables, tmp_path, "", cohort={"clients": None, "min_clients": 1})
+    assert scenario.rounds == []
+    assert scenario.run.reason is not None
+    assert (
+        "0 of 1 have registered and may take part; b: the run needs images of 1 channel and 8 x 8"
+        in scenario.run.reason
+    )
     introduce(worker)  # now with images of that shape
-    cast.advance()
-    assert cast.states() == [("b", 1, "offered")]
-    assert cast.run.reason is None
+    scenario.advance()
+    assert scenario.states() == [("b", 1, "offered")]
+    assert scenario.run.reason is None
 
 
-def _decline(cast: Cast, name: str, reason: str) -> None:
-    cast.workers[name].decline(cast.claim(name).assignment_id, reason)
+def _decline(scenario: Scenario, name: str, reason: str) -> None:
+    scenario.workers[name].decline(scenario.claim(name).assignment_id, reason)
 
 
 def test_a_run_shows_the_reasons_of_declines_while_its_round_waits(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "abcd")
-    assert cast.run.reason is None
+    scenario = Scenario(coordinator, tables, tmp_path, "abcd")
+    assert scenario.run.reason is None
     for name in "bd":
-        _decline(cast, name, f"no images at {name}")
+        _decline(scenario, name, f"no images at {name}")
     expected = "2 of 4 clients declined: b: no images at b; d: no images at d"
-    assert cast.run.reason == expected
+    assert scenario.run.reason == expected
     assert [run.reason for run in coordinator.client.runs()] == [expected]
     with transaction() as session:
         [row] = overview.needing_attention(session)
     assert row.status.reason.startswith(f"{expected}; 0 of 4 updates received; ")
-    cast.work("a", "c")
-    cast.advance()  # offered again, after a pause
-    assert cast.run.state is RunState.RUNNING
-    assert cast.run.reason == expected
-    tables.execute("UPDATE assignments SET offered_at = now() WHERE run_id = %s", cast.id)
-    cast.claim("b")
-    assert cast.run.reason == "1 of 4 clients declined: d: no images at d"
-    cast.deliver("b")
-    cast.work("d")
-    cast.advance()
-    assert cast.run.reason is None
-    assert cast.run.rounds_closed == 1
+    scenario.work("a", "c")
+    scenario.advance()  # offered again, after a pause
+    assert scenario.run.state is RunState.RUNNING
+    assert scenario.run.reason == expected
+    tables.execute("UPDATE assignments SET offered_at = now() WHERE run_id = %s", scenario.id)
+    scenario.claim("b")
+    assert scenario.run.reason == "1 of 4 clients declined: d: no images at d"
+    scenario.deliver("b")
+    scenario.work("d")
+    scenario.advance()
+    assert scenario.run.reason is None
+    assert scenario.run.rounds_closed == 1
 
 
 def test_a_clients_check_numbers_are_those_of_its_last_registration(coordinator: Coordinator) -> None:

@@ -13,9 +13,9 @@ import pytest
 from fedssl.artifacts.tensors import serialised
 from fedssl.client import Conflict
 from fedssl.protocol.views import RunView
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, upload
+from support.scenario import Scenario
 from support.tables import Tables
 
 NAMES = [
@@ -27,11 +27,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_text_is_stored_as_text_or_refused(standing: Coordinator, name: str) -> None:
-    made = standing.client.create_token("viewer", label=name)
-    assert next(token.label for token in standing.client.tokens() if token.id == made.id) == name
+def test_hostile_text_is_stored_as_text_or_refused(shared_coordinator: Coordinator, name: str) -> None:
+    made = shared_coordinator.client.create_token("viewer", label=name)
+    assert next(token.label for token in shared_coordinator.client.tokens() if token.id == made.id) == name
     place = quote(name, safe="")
-    with standing.http() as http:
+    with shared_coordinator.http() as http:
         for path in (
             f"/v1/clients/{place}",
             f"/v1/methods/{place}",
@@ -44,27 +44,27 @@ def test_hostile_text_is_stored_as_text_or_refused(standing: Coordinator, name: 
             assert answer.status_code in (200, 422)
         assert http.post("/v1/runs", json={"spec": {"name": name}, "start": False}).status_code in (201, 422)
         assert http.post("/v1/tokens", json={"role": "worker", "client_id": name}).status_code == 422
-    assert standing.client.ready().status == "ok"
+    assert shared_coordinator.client.ready().status == "ok"
 
 
 def test_the_uploads_of_one_assignment_are_limited(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """One upload is submitted. A worker that was killed before that may send others, but only a limited number."""
-    cast = Cast(coordinator, tables, tmp_path)
-    item, worker = cast.claim("a"), cast.workers["a"]
+    scenario = Scenario(coordinator, tables, tmp_path)
+    item, worker = scenario.claim("a"), scenario.workers["a"]
     digests = [upload(worker, item, tensors_for(item.plan.update, float(value)), tmp_path) for value in range(16)]
     with pytest.raises(Conflict, match="16 different artifacts were sent"):
         upload(worker, item, tensors_for(item.plan.update, 99.0), tmp_path)
     assert upload(worker, item, tensors_for(item.plan.update, 0.0), tmp_path) == digests[0]  # not counted again
-    cast.deliver("a", 15.0)
-    run: RunView = cast.run
+    scenario.deliver("a", 15.0)
+    run: RunView = scenario.run
     assert run.state == "running"
 
 
 def test_concurrent_uploads_are_limited_too(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """Each upload was counted when it began, before any of the others had arrived."""
-    cast = Cast(coordinator, tables, tmp_path)
-    item = cast.claim("a")
-    secret = cast.workers["a"]._connection._http.headers["Authorization"].removeprefix("Bearer ")
+    scenario = Scenario(coordinator, tables, tmp_path)
+    item = scenario.claim("a")
+    secret = scenario.workers["a"]._connection._http.headers["Authorization"].removeprefix("Bearer ")
     files = [serialised(tensors_for(item.plan.update, float(value))) for value in range(24)]
     have_begun = threading.Barrier(len(files))
 
@@ -84,4 +84,4 @@ def test_concurrent_uploads_are_limited_too(coordinator: Coordinator, tables: Ta
         statuses = list(pool.map(put, files))
     assert sorted(statuses) == [201] * 16 + [409] * 8
     assert tables.one("SELECT count(*) FROM uploads") == 16
-    cast.deliver("a", float(statuses.index(201)))
+    scenario.deliver("a", float(statuses.index(201)))

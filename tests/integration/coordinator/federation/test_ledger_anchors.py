@@ -11,9 +11,9 @@ from fedssl.client import NotFound, Rejected, WorkerClient
 from fedssl.protocol.ledger import AnchorReceipt, LedgerAnchor, SentBroadcast, receipt_message
 from fedssl.protocol.work import Register, Submit
 from fedssl_coordinator.federation.ledger_anchors.service import _hour
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, upload
+from support.scenario import Scenario
 from support.tables import Tables
 
 KEY, OTHER_KEY = "a" * 64, "b" * 64
@@ -67,22 +67,22 @@ def test_without_an_anchor_there_is_no_receipt(worker: WorkerClient, coordinator
 def test_registrations_and_submissions_carry_anchors_too(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "a")
+    scenario = Scenario(coordinator, tables, tmp_path, "a")
     introduction = Register(
         worker_version="test", methods={}, device="cpu", num_images=9, channels=1, image_size=8, anchor=anchor(1)
     )
-    assert_genuine(cast.workers["a"].register(introduction).receipt, anchor(1))
-    item = cast.claim("a")
-    digest = upload(cast.workers["a"], item, tensors_for(item.plan.update), tmp_path)
+    assert_genuine(scenario.workers["a"].register(introduction).receipt, anchor(1))
+    item = scenario.claim("a")
+    digest = upload(scenario.workers["a"], item, tensors_for(item.plan.update), tmp_path)
     submission = Submit(assignment_id=item.assignment_id, update=digest, num_examples=3, anchor=anchor(3))
-    first = cast.workers["a"].submit(submission).receipt
+    first = scenario.workers["a"].submit(submission).receipt
     assert_genuine(first, anchor(3))
     assert first is not None
     assert first.sent == SentBroadcast(run=item.run_id, round=1, broadcast=item.broadcast)
     with coordinator.http(coordinator.worker_token("a")) as http:
         older = http.post("/v1/work/submit", json=submission.model_dump(mode="json")).json()
     assert "sent" not in older["receipt"]  # an older worker would not understand it
-    assert cast.workers["a"].submit(submission).receipt == first  # the first answer may have been lost
+    assert scenario.workers["a"].submit(submission).receipt == first  # the first answer may have been lost
     assert kept(coordinator) == [(1, True), (3, True)]
 
 
@@ -176,10 +176,10 @@ def test_anchors_are_listed_in_pages_and_only_for_operators(worker: WorkerClient
 def test_a_contradicting_anchor_refuses_no_work_and_a_refused_request_keeps_no_anchor(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "a")
-    worker = cast.workers["a"]
+    scenario = Scenario(coordinator, tables, tmp_path, "a")
+    worker = scenario.workers["a"]
     sent(worker, anchor(7))
-    item = cast.claim("a")
+    item = scenario.claim("a")
     digest = upload(worker, item, tensors_for(item.plan.update), tmp_path)
     submission = Submit(assignment_id=item.assignment_id, update=digest, num_examples=3, anchor=anchor(2))
     submitted = worker.submit(submission)

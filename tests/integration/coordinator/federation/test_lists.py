@@ -10,9 +10,9 @@ from fedssl.client import NotFound
 from fedssl.protocol.states import RunState
 from fedssl.protocol.views import RunView
 from fedssl_coordinator.core.paging import encode_cursor
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -77,17 +77,17 @@ def test_clients_are_listed_by_name_and_tokens_newest_first(coordinator: Coordin
 def test_rounds_events_and_metrics_are_listed_oldest_first(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast, other = (Cast(coordinator, tables, tmp_path, names, num_rounds=4) for names in ("ab", "cd"))
+    scenario, other = (Scenario(coordinator, tables, tmp_path, names, num_rounds=4) for names in ("ab", "cd"))
     for _ in range(4):
-        for one in (other, cast):  # both write to the same tables in turn
+        for one in (other, scenario):  # both write to the same tables in turn
             one.work(*one.workers)
             one.advance()
-    path = f"/v1/runs/{cast.id}"
+    path = f"/v1/runs/{scenario.id}"
     _assert_cut_anyhow(coordinator, f"{path}/rounds", "number", [1, 2, 3, 4])
     assert all(len(r["assignments"]) == 2 for page in _pages(coordinator, f"{path}/rounds", 3) for r in page)
-    events = tables.query("SELECT id FROM events WHERE run_id = %s ORDER BY id", cast.id)
+    events = tables.query("SELECT id FROM events WHERE run_id = %s ORDER BY id", scenario.id)
     _assert_cut_anyhow(coordinator, f"{path}/events", "id", [event_id for (event_id,) in events])
-    opened = tables.query("SELECT id FROM events WHERE run_id = %s AND kind = 'round.opened' ORDER BY id", cast.id)
+    opened = tables.query("SELECT id FROM events WHERE run_id = %s AND kind = 'round.opened' ORDER BY id", scenario.id)
     pages = _pages(coordinator, f"{path}/events", 1, kind="round.opened")
     assert [event["id"] for page in pages for event in page] == [event_id for (event_id,) in opened]
     losses = [m for page in _pages(coordinator, f"{path}/metrics", 2, name="loss") for m in page]
@@ -98,24 +98,27 @@ def test_rounds_events_and_metrics_are_listed_oldest_first(
 
 
 def test_a_round_has_counts_and_a_list_of_assignments(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    cast, other = (Cast(coordinator, tables, tmp_path, names, num_rounds=2) for names in ("abcd", "ef"))
-    cast.claim("a")
-    cast.lapse("a")
-    cast.advance()  # offered again
-    cast.work("b")
-    cast.claim("c")
+    scenario, other = (Scenario(coordinator, tables, tmp_path, names, num_rounds=2) for names in ("abcd", "ef"))
+    scenario.claim("a")
+    scenario.expire_lease("a")
+    scenario.advance()  # offered again
+    scenario.work("b")
+    scenario.claim("c")
     expected = [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1)]
-    client, path = coordinator.client, f"/v1/runs/{cast.id}/rounds/1/assignments"
-    assert [(one.client_id, one.attempt) for one in client.assignments(cast.id, 1)] == expected
-    assert list(client.assignments(cast.id, 1)) == client.run(cast.id).current_round.assignments  # type: ignore[union-attr]
+    client, path = coordinator.client, f"/v1/runs/{scenario.id}/rounds/1/assignments"
+    assert [(one.client_id, one.attempt) for one in client.assignments(scenario.id, 1)] == expected
+    assert list(client.assignments(scenario.id, 1)) == client.run(scenario.id).current_round.assignments  # type: ignore[union-attr]
     _assert_cut_anyhow(coordinator, path, "client_id", [name for name, _ in expected])
     counts = {"offered": 2, "leased": 1, "accepted": 1}  # of the newest attempts
-    for view in (client.run(cast.id, assignments=False).current_round, *client.rounds(cast.id, assignments=False)):
+    for view in (
+        client.run(scenario.id, assignments=False).current_round,
+        *client.rounds(scenario.id, assignments=False),
+    ):
         assert view is not None
         assert (view.counts, view.assignments) == (counts, [])
-    assert cast.round.counts == counts
+    assert scenario.round.counts == counts
     assert [one.client_id for one in client.assignments(other.id, 1)] == ["e", "f"]
-    for run_id, number in ((cast.id, 2), (uuid4(), 1)):
+    for run_id, number in ((scenario.id, 2), (uuid4(), 1)):
         with pytest.raises(NotFound):
             list(client.assignments(run_id, number))
 
@@ -132,10 +135,14 @@ LISTS = [
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_invalid_limits_and_cursors_are_refused(standing: Coordinator, path: str) -> None:
+def test_invalid_limits_and_cursors_are_refused(shared_coordinator: Coordinator, path: str) -> None:
     has_round = "assignments" in path
-    run = _run_with_a_round(standing) if has_round else standing.client.create_run(tiny_spec(), start=False)
-    with standing.http() as http:
+    run = (
+        _run_with_a_round(shared_coordinator)
+        if has_round
+        else shared_coordinator.client.create_run(tiny_spec(), start=False)
+    )
+    with shared_coordinator.http() as http:
         for query in (
             {"limit": "0"}, {"limit": "-1"}, {"limit": "501"}, {"limit": "x"}, {"cursor": "x"}, {"cursor": "é"},
             {"cursor": "x" * 501}, {"cursor": encode_cursor(None, None, None)},
@@ -154,12 +161,12 @@ def test_a_page_of_rounds_is_limited_by_its_number_of_assignments(
     """A round with more clients than the limit is a page of its own."""
     from fedssl_coordinator.federation.runs import service
 
-    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=5)
+    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=5)
     for _ in range(5):
-        cast.work("a", "b", "c")
-        cast.advance()
+        scenario.work("a", "b", "c")
+        scenario.advance()
     for most, expected in ((7, [2, 2, 1]), (2, [1, 1, 1, 1, 1]), (100, [5])):
         monkeypatch.setattr(service, "_ASSIGNMENTS_SHOWN", most)
-        pages = _pages(coordinator, f"/v1/runs/{cast.id}/rounds", 50)
+        pages = _pages(coordinator, f"/v1/runs/{scenario.id}/rounds", 50)
         assert [len(page) for page in pages] == expected
         assert [row["number"] for page in pages for row in page] == [1, 2, 3, 4, 5]

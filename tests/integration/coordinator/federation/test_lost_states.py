@@ -16,9 +16,9 @@ from fedssl.protocol.work import StateLost
 from fedssl.simulation import simulate
 from fedssl_worker import executor
 from support.agents import LOST, Workers
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.methods import method_spec, shards
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -32,7 +32,7 @@ def test_scaffolds_c_is_again_the_mean_of_the_variates_after_a_state_was_lost(
 ) -> None:
     workers = Workers(coordinator, tmp_path, _spec("scaffold"))
     workers.train()
-    workers.lose(how=how)
+    workers.damage_state(how=how)
     workers.train()
     [event] = workers.events("client.state_lost")
     assert (event.client_id, event.round_number) == (LOST, 2)
@@ -63,7 +63,7 @@ def test_a_lost_target_network_costs_only_its_own_client_a_cold_start(
     workers = Workers(coordinator, tmp_path, _spec("fedbyol"))
     workers.train()
     workers.train()
-    workers.lose()
+    workers.damage_state()
     workers.train()
     workers.train()
     [event] = workers.events("client.state_lost")
@@ -97,7 +97,7 @@ def test_a_state_stays_lost_until_an_update_of_its_client_is_used(
     cohort = {"min_updates": min_updates, "max_attempts": 1, "without_quorum": "skip"}
     workers = Workers(coordinator, tmp_path, _spec("scaffold", **cohort))
     workers.train()
-    workers.lose()
+    workers.damage_state()
     others = sorted(set(workers.agents) - {LOST})
     with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
         patched.setattr(executor, "run_local_round", train)
@@ -122,7 +122,7 @@ def test_a_paused_run_resumes_with_the_restored_state(coordinator: Coordinator, 
     workers.train()
     newest = sorted((tmp_path / LOST / "runs" / str(workers.id)).iterdir())[-1] / "state.safetensors"
     whole = newest.read_bytes()
-    workers.lose()
+    workers.damage_state()
     workers.train()
     run = coordinator.client.run(workers.id)
     assert run.state == RunState.PAUSED
@@ -142,7 +142,7 @@ def test_a_run_that_is_resumed_without_the_state_accepts_the_loss(
 ) -> None:
     workers = Workers(coordinator, tmp_path, _spec("fedbyol", on_lost_state="pause"))
     workers.train()
-    workers.lose()
+    workers.damage_state()
     workers.train()
     assert coordinator.client.run(workers.id).state == RunState.PAUSED
     coordinator.client.resume(workers.id)
@@ -155,9 +155,9 @@ def test_a_run_that_is_resumed_without_the_state_accepts_the_loss(
 def test_losing_a_state_that_a_client_never_had_changes_nothing(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]})
-    item = cast.claim("a")
-    reply = cast.workers["a"].heartbeat(item.assignment_id, state_lost=StateLost(round_number=1, reason="missing"))
+    scenario = Scenario(coordinator, tables, tmp_path, method={"name": "fedsimclr", "add_ons": [{"name": "scaffold"}]})
+    item = scenario.claim("a")
+    reply = scenario.workers["a"].heartbeat(item.assignment_id, state_lost=StateLost(round_number=1, reason="missing"))
     assert reply.carry_on
-    assert cast.events("client.state_lost") == []
+    assert scenario.events("client.state_lost") == []
     assert tables.query("SELECT DISTINCT lost_round FROM assignments") == [(None,)]

@@ -9,21 +9,21 @@ from fedssl.artifacts.store import digest_of
 from fedssl.client import Conflict
 from fedssl.protocol.states import SiteEvaluationState
 from fedssl_coordinator.federation import run_rows
-from support.cast import MakeCast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import MakeScenario
 from support.site_counts import sites_spec
 from support.tables import Tables
 
 
 @pytest.mark.parametrize(("part", "path"), [("spec", "training,from_later"), ("plan", "from_later")])
 def test_a_newer_run_blocks_no_other_run_and_requests_for_it_explain_why(
-    make_cast: MakeCast, tables: Tables, tmp_path: Path, part: str, path: str
+    make_scenario: MakeScenario, tables: Tables, tmp_path: Path, part: str, path: str
 ) -> None:
-    newer = make_cast("a")
+    newer = make_scenario("a")
     tables.execute(f"UPDATE runs SET {part} = jsonb_set({part}, '{{{path}}}', '1') WHERE id = %s", newer.id)
     run_rows._definitions.clear()
-    other = make_cast("a")
+    other = make_scenario("a")
     assert other.claim("a").run_id == other.id
     ((state, reason),) = tables.query("SELECT state, reason FROM runs WHERE id = %s", newer.id)
     assert state == "paused"

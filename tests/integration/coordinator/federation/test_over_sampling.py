@@ -12,19 +12,19 @@ from fedssl.protocol.states import AssignmentState, Outcome, RoundState, Verdict
 from fedssl.protocol.training import CohortConfig
 from fedssl.protocol.work import Submit
 from fedssl.simulation import simulate
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tensors_for, upload
 from support.methods import method_spec, shards
 from support.rounds import local_round
+from support.scenario import Scenario
 from support.tables import Tables
 
 TWO_OF_THREE = {"fraction": 0.67, "over_sampling": 1.5}
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort=TWO_OF_THREE)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort=TWO_OF_THREE)
 
 
 @pytest.mark.parametrize(
@@ -37,41 +37,43 @@ def test_the_number_of_asked_clients_follows_from_fraction_and_over_sampling(
     assert CohortConfig(fraction=fraction, over_sampling=over_sampling).num_asked(num_clients) == asked
 
 
-def test_a_round_closes_with_the_first_updates(cast: Cast) -> None:
-    assert cast.round.num_wanted == 2
-    [opened] = cast.events("round.opened")
+def test_a_round_closes_with_the_first_updates(scenario: Scenario) -> None:
+    assert scenario.round.num_wanted == 2
+    [opened] = scenario.events("round.opened")
     assert opened.message == "round 1 of 1 offered to 3 clients; the first 2 updates count"
-    late = cast.claim("a")
-    cast.work("c", value=1.0)
-    cast.advance()
-    assert (cast.is_complete(), cast.awaits_attention()) == (False, False)
-    cast.work("b", value=3.0)
-    assert cast.is_complete()
-    assert cast.awaits_attention()  # in case the message to the aggregator is lost
-    cast.advance()
-    assert (cast.round.verdict, cast.round.reason) == (Verdict.AGGREGATED, "2 of 3 updates")
-    assert cast.run.outcome == Outcome.COMPLETED
-    model = cast.coordinator.tensors(str(cast.run.model))
+    late = scenario.claim("a")
+    scenario.work("c", value=1.0)
+    scenario.advance()
+    assert (scenario.is_complete(), scenario.needs_attention()) == (False, False)
+    scenario.work("b", value=3.0)
+    assert scenario.is_complete()
+    assert scenario.needs_attention()  # in case the message to the aggregator is lost
+    scenario.advance()
+    assert (scenario.round.verdict, scenario.round.reason) == (Verdict.AGGREGATED, "2 of 3 updates")
+    assert scenario.run.outcome == Outcome.COMPLETED
+    model = scenario.coordinator.tensors(str(scenario.run.model))
     assert all(torch.all(tensor == 2) for tensor in model.values() if tensor.is_floating_point())
-    reply = cast.workers["a"].heartbeat(late.assignment_id)
+    reply = scenario.workers["a"].heartbeat(late.assignment_id)
     why = "the round closed with the first 2 updates: this client's came too late and is not used"
     assert (reply.carry_on, reply.reason) == (False, why)
-    assert cast.events("round.closed")[0].data["clients"] == {"a": why, "b": "accepted", "c": "accepted"}
+    assert scenario.events("round.closed")[0].data["clients"] == {"a": why, "b": "accepted", "c": "accepted"}
     with pytest.raises(Gone, match="came too late and changes nothing"):
-        cast.deliver("a")
+        scenario.deliver("a")
 
 
-def test_an_update_beyond_the_wanted_number_is_refused_before_the_round_closes(cast: Cast, tmp_path: Path) -> None:
-    items = {name: cast.claim(name) for name in "abc"}
+def test_an_update_beyond_the_wanted_number_is_refused_before_the_round_closes(
+    scenario: Scenario, tmp_path: Path
+) -> None:
+    items = {name: scenario.claim(name) for name in "abc"}
     updates = {
-        name: upload(cast.workers[name], items[name], tensors_for(items[name].plan.update, 1), tmp_path)
+        name: upload(scenario.workers[name], items[name], tensors_for(items[name].plan.update, 1), tmp_path)
         for name in "abc"
     }
 
     def submit(name: str) -> str:
         submission = Submit(assignment_id=items[name].assignment_id, update=updates[name], num_examples=1)
         try:
-            return cast.workers[name].submit(submission).state.value
+            return scenario.workers[name].submit(submission).state.value
         except Gone as error:
             return str(error)
 
@@ -79,30 +81,30 @@ def test_an_update_beyond_the_wanted_number_is_refused_before_the_round_closes(c
         answers = sorted(pool.map(submit, "abc"))
     assert answers[:2] == ["accepted"] * 2
     assert "round 1 closes with the first 2 updates, and has them" in answers[2]
-    [refused] = cast.events("assignment.refused")
-    cast.advance()
-    ended = {part.client_id: part.state for part in cast.round.assignments}
+    [refused] = scenario.events("assignment.refused")
+    scenario.advance()
+    ended = {part.client_id: part.state for part in scenario.round.assignments}
     assert ended[str(refused.client_id)] == AssignmentState.EXPIRED
 
 
-def test_over_sampled_clients_replace_those_that_fail(cast: Cast) -> None:
-    cast.work("a")
-    cast.workers["b"].decline(cast.claim("b").assignment_id, "no memory")
-    cast.advance()
-    assert cast.round.state == RoundState.OPEN
-    cast.work("c")
-    cast.advance()
-    assert (cast.round.verdict, cast.round.attempt) == (Verdict.AGGREGATED, 1)
+def test_over_sampled_clients_replace_those_that_fail(scenario: Scenario) -> None:
+    scenario.work("a")
+    scenario.workers["b"].decline(scenario.claim("b").assignment_id, "no memory")
+    scenario.advance()
+    assert scenario.round.state == RoundState.OPEN
+    scenario.work("c")
+    scenario.advance()
+    assert (scenario.round.verdict, scenario.round.attempt) == (Verdict.AGGREGATED, 1)
 
 
 def test_a_quorum_closes_a_round_at_its_deadline_with_fewer_than_the_wanted_updates(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort={**TWO_OF_THREE, "min_updates": 1})
-    cast.work("b")
-    cast.pass_deadline()
-    cast.advance()
-    assert (cast.round.verdict, cast.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
+    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=1, cohort={**TWO_OF_THREE, "min_updates": 1})
+    scenario.work("b")
+    scenario.pass_deadline()
+    scenario.advance()
+    assert (scenario.round.verdict, scenario.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
 
 
 def test_the_bits_are_those_of_a_simulation_with_the_accepted_clients(

@@ -10,9 +10,9 @@ from fedssl.client import WorkerClient
 from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.states import Outcome, RunState, Verdict
 from fedssl.protocol.work import Register
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 WEIGHTS = {"artifact": "weights", "methods": ["fedalignuniform"]}
@@ -34,55 +34,57 @@ def introduce(worker: WorkerClient, *rules: dict[str, Any], policy: bool = True,
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
     """Return a run of two clients. `a` has no policy. The policy of `b`, registered before the run, allows nothing."""
     introduce(coordinator.worker("b"))
-    cast = Cast(coordinator, tables, tmp_path, "a", cohort={"clients": ["a", "b"], "min_clients": 1}, num_rounds=2)
-    cast.workers["b"] = coordinator.worker("b", register=False)
-    return cast
+    scenario = Scenario(
+        coordinator, tables, tmp_path, "a", cohort={"clients": ["a", "b"], "min_clients": 1}, num_rounds=2
+    )
+    scenario.workers["b"] = coordinator.worker("b", register=False)
+    return scenario
 
 
-def test_a_round_is_not_offered_to_clients_whose_policy_refuses_it(cast: Cast) -> None:
-    assert cast.states() == [("a", 1, "offered")]
-    assert cast.workers["b"].claim(0) is None
-    [event] = cast.events("policy.refuses")
+def test_a_round_is_not_offered_to_clients_whose_policy_refuses_it(scenario: Scenario) -> None:
+    assert scenario.states() == [("a", 1, "offered")]
+    assert scenario.workers["b"].claim(0) is None
+    [event] = scenario.events("policy.refuses")
     assert event.message.startswith("not offered to b: its data owner's policy: no rule allows weights of fedalign")
     assert event.data["clients"].keys() == {"b"}
-    cast.work("a")
-    cast.advance()
-    assert cast.rounds[0].verdict == Verdict.AGGREGATED
+    scenario.work("a")
+    scenario.advance()
+    assert scenario.rounds[0].verdict == Verdict.AGGREGATED
 
 
-def test_the_rules_of_a_policy_are_shown(cast: Cast) -> None:
-    introduce(cast.workers["b"], WEIGHTS)
-    shown = cast.coordinator.client.client("b").policy
+def test_the_rules_of_a_policy_are_shown(scenario: Scenario) -> None:
+    introduce(scenario.workers["b"], WEIGHTS)
+    shown = scenario.coordinator.client.client("b").policy
     assert shown is not None
     assert [rule.artifact for rule in shown.allow] == ["weights"]
     assert str(shown) == "weights of fedalignuniform (00000000)"
-    assert cast.coordinator.client.client("a").policy is None
+    assert scenario.coordinator.client.client("a").policy is None
 
 
-def test_a_client_whose_policy_also_allows_metrics_takes_part_and_is_listed(cast: Cast) -> None:
-    introduce(cast.workers["b"], WEIGHTS, {"artifact": "metrics", "methods": ["fed*"], "tensors": ["loss"]})
-    client = cast.coordinator.client
+def test_a_client_whose_policy_also_allows_metrics_takes_part_and_is_listed(scenario: Scenario) -> None:
+    introduce(scenario.workers["b"], WEIGHTS, {"artifact": "metrics", "methods": ["fed*"], "tensors": ["loss"]})
+    client = scenario.coordinator.client
     shown = client.client("b").policy
     assert shown is not None
     assert [rule.artifact for rule in shown.allow] == ["weights", "metrics"]
     assert [view.id for view in client.clients()] == ["a", "b"]
-    cast.work("a")
-    cast.advance()
-    cast.advance()
-    assert {name for name, _, _ in cast.states()} == {"a", "b"}
+    scenario.work("a")
+    scenario.advance()
+    scenario.advance()
+    assert {name for name, _, _ in scenario.states()} == {"a", "b"}
     client.revoke_client("b")
     assert client.client("b").revoked_at is not None
 
 
-def test_a_relaxed_policy_counts_from_the_next_round(cast: Cast) -> None:
-    introduce(cast.workers["b"], WEIGHTS)
-    cast.work("a")
-    cast.advance()
-    assert cast.states() == [("a", 1, "offered"), ("b", 1, "offered")]
-    assert len(cast.events("policy.refuses")) == 1
+def test_a_relaxed_policy_counts_from_the_next_round(scenario: Scenario) -> None:
+    introduce(scenario.workers["b"], WEIGHTS)
+    scenario.work("a")
+    scenario.advance()
+    assert scenario.states() == [("a", 1, "offered"), ("b", 1, "offered")]
+    assert len(scenario.events("policy.refuses")) == 1
 
 
 def test_a_run_waits_for_a_policy_that_allows_it(coordinator: Coordinator, tables: Tables) -> None:
@@ -104,34 +106,34 @@ def test_a_run_waits_for_a_policy_that_allows_it(coordinator: Coordinator, table
 def test_a_round_does_not_wait_for_a_client_whose_policy_was_tightened_meanwhile(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1)
-    item = cast.claim("b")
-    introduce(cast.workers["b"])
-    cast.workers["b"].decline(item.assignment_id, "the data owner's policy does not permit this work")
-    cast.work("a")
-    cast.advance()
-    assert cast.rounds[0].verdict == Verdict.PARTIAL
-    assert cast.events("round.reoffered") == []  # not offered to `b` again, only to be declined again
-    cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
+    scenario = Scenario(coordinator, tables, tmp_path, "ab", num_rounds=1)
+    item = scenario.claim("b")
+    introduce(scenario.workers["b"])
+    scenario.workers["b"].decline(item.assignment_id, "the data owner's policy does not permit this work")
+    scenario.work("a")
+    scenario.advance()
+    assert scenario.rounds[0].verdict == Verdict.PARTIAL
+    assert scenario.events("round.reoffered") == []  # not offered to `b` again, only to be declined again
+    scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
 
 
 def test_a_quorum_that_policies_make_impossible_in_mid_round_is_asked_for_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """The run waits as it does before a round opens, because the data owner may relax the policy again."""
-    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=1, cohort={"min_updates": 2, "max_attempts": 2})
-    item = cast.claim("b")
-    introduce(cast.workers["b"])
-    cast.workers["b"].decline(item.assignment_id, "the data owner's policy does not permit this work")
-    cast.work("a")
-    cast.advance()
-    assert (cast.run.state, cast.round.attempt) == (RunState.RUNNING, 2)
-    introduce(cast.workers["b"], policy=False)
+    scenario = Scenario(coordinator, tables, tmp_path, "ab", num_rounds=1, cohort={"min_updates": 2, "max_attempts": 2})
+    item = scenario.claim("b")
+    introduce(scenario.workers["b"])
+    scenario.workers["b"].decline(item.assignment_id, "the data owner's policy does not permit this work")
+    scenario.work("a")
+    scenario.advance()
+    assert (scenario.run.state, scenario.round.attempt) == (RunState.RUNNING, 2)
+    introduce(scenario.workers["b"], policy=False)
     tables.execute("UPDATE assignments SET offered_at = now() WHERE state = 'offered'")
-    cast.work("b")
-    cast.advance()
-    assert (cast.rounds[0].verdict, cast.run.outcome) == (Verdict.AGGREGATED, Outcome.COMPLETED)
+    scenario.work("b")
+    scenario.advance()
+    assert (scenario.rounds[0].verdict, scenario.run.outcome) == (Verdict.AGGREGATED, Outcome.COMPLETED)
 
 
 def test_equal_policies_are_read_once_whatever_their_digests(coordinator: Coordinator) -> None:
@@ -163,7 +165,7 @@ def _long(num_bytes: int) -> dict[str, Any]:
     return {"digest": "0" * 64, "allow": rules}
 
 
-def test_a_policy_that_is_too_long_to_check_is_refused(cast: Cast, coordinator: Coordinator) -> None:
+def test_a_policy_that_is_too_long_to_check_is_refused(scenario: Scenario, coordinator: Coordinator) -> None:
     introduction = {
         "worker_version": "1",
         "methods": {},
@@ -181,10 +183,12 @@ def test_a_policy_that_is_too_long_to_check_is_refused(cast: Cast, coordinator: 
     assert "patterns take 16385 bytes in all, and at most 16384 are allowed: write fewer" in mistake["msg"]
 
 
-def test_a_policy_that_an_older_version_accepted_is_not_compiled_if_it_is_too_long(cast: Cast, tables: Tables) -> None:
-    cast.work("a")
+def test_a_policy_that_an_older_version_accepted_is_not_compiled_if_it_is_too_long(
+    scenario: Scenario, tables: Tables
+) -> None:
+    scenario.work("a")
     tables.execute("UPDATE clients SET policy = %s::jsonb WHERE id = 'b'", json.dumps(_long(2**14 + 1)))
-    cast.advance()
-    cast.advance()
-    *_, event = cast.events("policy.refuses")
+    scenario.advance()
+    scenario.advance()
+    *_, event = scenario.events("policy.refuses")
     assert event.message.startswith("not offered to b: its data owner's policy: the policy's names and patterns take")

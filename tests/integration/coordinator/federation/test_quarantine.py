@@ -7,10 +7,10 @@ import pytest
 
 from fedssl.protocol.evaluation import JudgingConfig
 from fedssl.protocol.states import JobState, Outcome, RunState
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.distilling import DistillingCast
-from support.judged import register_digits
+from support.distillation_scenario import DistillationScenario
+from support.evaluated_runs import register_digits
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -35,37 +35,37 @@ CAUSE = "was given up: 5 tries in a row ended before they could record an error,
 def test_an_aggregation_that_kills_its_process_pauses_the_run_until_it_is_resumed(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    cast.work("a", "b")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    scenario.work("a", "b")
 
     def pause_over() -> None:
         tables.execute("UPDATE runs SET retry_at = now() - interval '1 second' WHERE retry_at IS NOT NULL")
 
     with monkeypatch.context() as patch:
         patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", _die)
-        _kill(5, cast.advance, pause_over)
-        assert cast.run.state == RunState.RUNNING
-        assert cast.awaits_attention()
-        cast.advance()
-        assert cast.run.state == RunState.PAUSED
-        assert (cast.run.reason or "").startswith(f"the aggregation of round 1 {CAUSE} out of")
-        assert not cast.awaits_attention()
-        cast.advance()
-        [event] = cast.events("run.paused")
-        assert event.message == cast.run.reason
-        coordinator.client.resume(cast.id)
-        _kill(1, cast.advance, pause_over)  # it is retried as often as before
-    assert cast.run.state == RunState.RUNNING
-    cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
+        _kill(5, scenario.advance, pause_over)
+        assert scenario.run.state == RunState.RUNNING
+        assert scenario.needs_attention()
+        scenario.advance()
+        assert scenario.run.state == RunState.PAUSED
+        assert (scenario.run.reason or "").startswith(f"the aggregation of round 1 {CAUSE} out of")
+        assert not scenario.needs_attention()
+        scenario.advance()
+        [event] = scenario.events("run.paused")
+        assert event.message == scenario.run.reason
+        coordinator.client.resume(scenario.id)
+        _kill(1, scenario.advance, pause_over)  # it is retried as often as before
+    assert scenario.run.state == RunState.RUNNING
+    scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
 
 
 def test_recorded_errors_between_deaths_keep_a_run_from_being_given_up(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four deaths, four recorded errors and four more deaths are not five deaths in a row."""
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    cast.work("a", "b")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    scenario.work("a", "b")
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("the store does not answer")
@@ -78,13 +78,13 @@ def test_recorded_errors_between_deaths_keep_a_run_from_being_given_up(
             with monkeypatch.context() as patch:
                 patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", cause)
                 if cause is _die:
-                    _kill(1, cast.advance, pause_over)
+                    _kill(1, scenario.advance, pause_over)
                 else:
-                    cast.advance()
+                    scenario.advance()
                     pause_over()
-    assert cast.run.state == RunState.RUNNING
-    cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
+    assert scenario.run.state == RunState.RUNNING
+    scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
 
 
 def test_a_preparation_that_kills_its_process_pauses_the_run(
@@ -110,32 +110,32 @@ def test_a_distillation_that_kills_its_process_pauses_its_run(
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.distillation import repository
 
-    cast = DistillingCast(coordinator, tables, tmp_path)
+    scenario = DistillationScenario(coordinator, tables, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("fedssl_coordinator.aggregator.rounds.run_aggregation", _die)
-        _kill(5, cast.distil, cast.pause_over)
-        cast.distil()
-        assert cast.run.state == RunState.PAUSED
-        assert (cast.run.reason or "").startswith(f"round 1: the distillation {CAUSE} out of")
-        assert cast.job.state == JobState.RUNNING
-        cast.tables.execute("UPDATE distillation_jobs SET sent_at = NULL")
+        _kill(5, scenario.distil, scenario.end_pause)
+        scenario.distil()
+        assert scenario.run.state == RunState.PAUSED
+        assert (scenario.run.reason or "").startswith(f"round 1: the distillation {CAUSE} out of")
+        assert scenario.job.state == JobState.RUNNING
+        scenario.tables.execute("UPDATE distillation_jobs SET sent_at = NULL")
         with transaction() as session:
             assert list(repository.select_due_notifications(session, 0)) == []
-        cast.distil()
-        assert cast.job.num_tries == 5
-    coordinator.client.resume(cast.id)
-    cast.distil()
-    coordinator.advance(cast.id)
-    assert cast.run.outcome == Outcome.COMPLETED
+        scenario.distil()
+        assert scenario.job.num_tries == 5
+    coordinator.client.resume(scenario.id)
+    scenario.distil()
+    coordinator.advance(scenario.id)
+    assert scenario.run.outcome == Outcome.COMPLETED
 
 
 def test_an_evaluation_that_kills_its_process_fails_and_can_be_requested_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_digits(coordinator.client, tmp_path)
-    cast = DistillingCast(coordinator, tables, tmp_path, train=False)
+    scenario = DistillationScenario(coordinator, tables, tmp_path, train=False)
     config = JudgingConfig(dataset="digits", measures=("knn",))
-    evaluation = coordinator.client.request_evaluation(cast.id, config, 0).id
+    evaluation = coordinator.client.request_evaluation(scenario.id, config, 0).id
 
     def pause_over() -> None:
         tables.execute("UPDATE evaluations SET retry_at = now() - interval '1 second'")
@@ -148,6 +148,6 @@ def test_an_evaluation_that_kills_its_process_fails_and_can_be_requested_again(
     assert row.state == JobState.FAILED
     assert (row.reason or "").startswith(f"the evaluation {CAUSE} out of")
     assert (row.reason or "").endswith("and request it again")
-    assert coordinator.client.request_evaluation(cast.id, config, 0).id == evaluation
+    assert coordinator.client.request_evaluation(scenario.id, config, 0).id == evaluation
     coordinator.evaluate(evaluation)
     assert coordinator.client.evaluation(evaluation).state == JobState.COMPLETED

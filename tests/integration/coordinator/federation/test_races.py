@@ -16,9 +16,9 @@ import pytest
 from fedssl.client import ApiError, ClientError, DuplicateUpdate, ServerError
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.work import Submit, Submitted, WorkItem
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import deliver, tensors_for, upload
+from support.scenario import Scenario
 from support.tables import Tables
 
 T = TypeVar("T")
@@ -37,40 +37,40 @@ def _at_once(*calls: Callable[[], T]) -> list[T]:
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, num_rounds=1)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, num_rounds=1)
 
 
 def test_concurrent_claims_of_one_client_give_one_lease(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    Cast(coordinator, tables, tmp_path, "a")  # a second offer, which must not be taken besides the first
-    items = _at_once(*[lambda: cast.workers["a"].claim(0)] * 6)
+    Scenario(coordinator, tables, tmp_path, "a")  # a second offer, which must not be taken besides the first
+    items = _at_once(*[lambda: scenario.workers["a"].claim(0)] * 6)
     assert len({item.assignment_id for item in items if item is not None}) == 1
     assert None not in items
     assert tables.one("SELECT count(*) FROM assignments WHERE state = 'leased'") == 1
 
 
 def test_concurrent_claims_of_several_clients_all_succeed(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    many = Cast(coordinator, tables, tmp_path, "cdefgh")
+    many = Scenario(coordinator, tables, tmp_path, "cdefgh")
     items = _at_once(*[lambda worker=worker: worker.claim(0) for worker in many.workers.values()])  # type: ignore[misc]
     assert {item.client_id for item in items if item is not None} == set("cdefgh")
 
 
-def test_concurrent_submissions_of_one_update_count_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
-    item = cast.claim("a")
-    update = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
+def test_concurrent_submissions_of_one_update_count_once(scenario: Scenario, tmp_path: Path, tables: Tables) -> None:
+    item = scenario.claim("a")
+    update = upload(scenario.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
     submission = Submit(assignment_id=item.assignment_id, update=update, num_examples=5, metrics={"loss": 1.0})
-    answers = _at_once(*[lambda: cast.workers["a"].submit(submission)] * 8)
+    answers = _at_once(*[lambda: scenario.workers["a"].submit(submission)] * 8)
     assert answers == [Submitted(assignment_id=item.assignment_id, state=AssignmentState.ACCEPTED)] * 8
-    assert len(cast.events("assignment.accepted")) == 1
+    assert len(scenario.events("assignment.accepted")) == 1
     assert tables.query("SELECT name, value FROM metrics") == [("loss", 1.0)]
 
 
-def test_one_of_two_concurrently_submitted_updates_counts(cast: Cast, tmp_path: Path) -> None:
-    item, worker = cast.claim("a"), cast.workers["a"]
+def test_one_of_two_concurrently_submitted_updates_counts(scenario: Scenario, tmp_path: Path) -> None:
+    item, worker = scenario.claim("a"), scenario.workers["a"]
     updates = [upload(worker, item, tensors_for(item.plan.update, value), tmp_path) for value in (1.0, 2.0)]
 
     def submit(update: str) -> str | None:
@@ -81,28 +81,28 @@ def test_one_of_two_concurrently_submitted_updates_counts(cast: Cast, tmp_path: 
         return update
 
     accepted = [update for update in _at_once(*[lambda u=u: submit(u) for u in updates]) if update]  # type: ignore[misc]
-    assert accepted == [cast.round.assignments[0].update]
+    assert accepted == [scenario.round.assignments[0].update]
 
 
-def test_two_concurrent_uploads_of_one_file_are_stored_once(cast: Cast, tmp_path: Path, tables: Tables) -> None:
-    item = cast.claim("a")
+def test_two_concurrent_uploads_of_one_file_are_stored_once(scenario: Scenario, tmp_path: Path, tables: Tables) -> None:
+    item = scenario.claim("a")
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     tensors = tensors_for(item.plan.update, 1.0)
     digests = _at_once(
-        *[lambda f=f: upload(cast.workers["a"], item, tensors, tmp_path / f) for f in ("one", "two")]  # type: ignore[misc]
+        *[lambda f=f: upload(scenario.workers["a"], item, tensors, tmp_path / f) for f in ("one", "two")]  # type: ignore[misc]
     )
     assert digests[0] == digests[1]
     assert tables.one("SELECT count(*) FROM uploads") == 1
 
 
-def test_concurrent_aggregators_aggregate_once(cast: Cast) -> None:
-    cast.work("a", "b")
-    _at_once(*[cast.advance] * 3)
-    cast.advance()
-    assert cast.run.rounds_closed == 1
-    assert len(cast.events("round.aggregating")) == len(cast.events("round.closed")) == 1
-    assert len(cast.events("run.finished")) == 1
+def test_concurrent_aggregators_aggregate_once(scenario: Scenario) -> None:
+    scenario.work("a", "b")
+    _at_once(*[scenario.advance] * 3)
+    scenario.advance()
+    assert scenario.run.rounds_closed == 1
+    assert len(scenario.events("round.aggregating")) == len(scenario.events("round.closed")) == 1
+    assert len(scenario.events("run.finished")) == 1
 
 
 @pytest.mark.changes_states
@@ -125,7 +125,7 @@ def test_two_aggregators_that_both_believe_to_hold_the_run_publish_once(
         digests.append(result.broadcast.digest)
         end = time.monotonic() + 5
         if both.wait() == 0:  # this aggregator is slower: the other has continued with the next step
-            while cast.tables.one(on_its_way, cast.id) and time.monotonic() < end:
+            while scenario.tables.one(on_its_way, scenario.id) and time.monotonic() < end:
                 time.sleep(0.01)
         return result
 
@@ -133,30 +133,32 @@ def test_two_aggregators_that_both_believe_to_hold_the_run_publish_once(
         "SELECT rounds_closed = 0 OR (state = 'running' AND NOT EXISTS "
         "(SELECT FROM rounds WHERE run_id = runs.id AND state = 'open')) FROM runs WHERE id = %s"
     )
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=num_rounds)
-    cast.work("a", "b")
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=num_rounds)
+    scenario.work("a", "b")
     # Each of them sees the round before the other has closed it.
     tables.execute("UPDATE rounds SET state = 'aggregating'")
     monkeypatch.setattr(tasks, "exclusive", always_got)
     monkeypatch.setattr(rounds, "next_weights", together)
     monkeypatch.setattr("fedssl_coordinator.federation.retries.may_begin", lambda session, row: True)
-    _at_once(cast.advance, cast.advance)
+    _at_once(scenario.advance, scenario.advance)
     assert len(digests) == 2
     assert len(set(digests)) == 1
-    run = cast.run
+    run = scenario.run
     assert (run.rounds_closed, run.model) == (1, digests[0])
     assert run.outcome == (Outcome.COMPLETED if num_rounds == 1 else None)
-    assert len(cast.events("round.closed")) == 1
+    assert len(scenario.events("round.closed")) == 1
     # The slower one must not mistake the next round, which the quicker one has opened, for its own.
-    assert [r.state for r in cast.rounds] == [RoundState.CLOSED, RoundState.OPEN][:num_rounds]
+    assert [r.state for r in scenario.rounds] == [RoundState.CLOSED, RoundState.OPEN][:num_rounds]
 
 
-def test_an_aggregator_waits_while_an_operator_stops_the_run(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aggregator_waits_while_an_operator_stops_the_run(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The aggregator must not move the round between the operator's check and the end of the run."""
     from fedssl_coordinator.federation.rounds import repository
 
     locked_live = repository.locked_live
-    aggregator = threading.Thread(target=cast.advance)
+    aggregator = threading.Thread(target=scenario.advance)
 
     def aggregate_meanwhile(session: object, **arguments: object) -> object:
         if not aggregator.ident:
@@ -165,48 +167,50 @@ def test_an_aggregator_waits_while_an_operator_stops_the_run(cast: Cast, monkeyp
             assert aggregator.is_alive()  # waits for the run
         return locked_live(session, **arguments)  # type: ignore[arg-type]
 
-    cast.work("a", "b")
+    scenario.work("a", "b")
     monkeypatch.setattr(repository, "locked_live", aggregate_meanwhile)
-    assert cast.coordinator.client.stop(cast.id).outcome == Outcome.STOPPED
+    assert scenario.coordinator.client.stop(scenario.id).outcome == Outcome.STOPPED
     aggregator.join(5)
     assert not aggregator.is_alive()
-    assert (cast.round.verdict, cast.run.rounds_closed) == (Verdict.FAILED, 0)
+    assert (scenario.round.verdict, scenario.run.rounds_closed) == (Verdict.FAILED, 0)
 
 
 def test_a_run_that_is_stopped_while_it_is_aggregated_gets_no_new_weights(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.aggregator import rounds
 
     aggregated = rounds.next_weights
 
     def stop_meanwhile(*arguments: object) -> object:
-        cast.coordinator.client.stop(cast.id)
+        scenario.coordinator.client.stop(scenario.id)
         return aggregated(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rounds, "next_weights", stop_meanwhile)
-    cast.work("a", "b")
-    cast.advance()
-    run = cast.run
+    scenario.work("a", "b")
+    scenario.advance()
+    run = scenario.run
     assert (run.state, run.outcome, run.rounds_closed) == (RunState.FINISHED, Outcome.STOPPED, 0)
     assert run.model == run.initial_model
-    assert (cast.round.verdict, cast.round.reason) == (Verdict.FAILED, "stopped by an operator")
-    assert [event.kind for event in cast.coordinator.client.event_log(cast.id)][-1] == "run.finished"
+    assert (scenario.round.verdict, scenario.round.reason) == (Verdict.FAILED, "stopped by an operator")
+    assert [event.kind for event in scenario.coordinator.client.event_log(scenario.id)][-1] == "run.finished"
 
 
-def test_a_failing_round_ends_a_run_that_was_paused_meanwhile(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_round_ends_a_run_that_was_paused_meanwhile(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise the round would end without its run, which would open the same round repeatedly."""
     from fedssl.errors import MethodError
     from fedssl_coordinator.aggregator import rounds
 
     def pause_and_fail(*_: object) -> object:
-        cast.coordinator.client.pause(cast.id)
+        scenario.coordinator.client.pause(scenario.id)
         raise MethodError("the updates cannot be aggregated: they disagree")
 
     monkeypatch.setattr(rounds, "next_weights", pause_and_fail)
-    cast.work("a", "b")
-    cast.advance()
-    run = cast.run
+    scenario.work("a", "b")
+    scenario.advance()
+    run = scenario.run
     assert (run.state, run.outcome) == (RunState.FINISHED, Outcome.FAILED)
     assert run.reason == "round 1: the updates cannot be aggregated: they disagree"
 
@@ -231,7 +235,7 @@ def test_a_run_that_is_stopped_while_it_is_prepared_gets_no_weights(
 
 
 def test_a_lease_that_is_claimed_while_its_round_closes_ends_with_the_round(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the aggregator's check and the close of the round, an offer becomes a lease."""
     from fedssl_coordinator.federation.rounds import repository
@@ -239,21 +243,21 @@ def test_a_lease_that_is_claimed_while_its_round_closes_ends_with_the_round(
     end_lost = repository.lost
 
     def claim_meanwhile(*arguments: object) -> object:
-        cast.claim("b")
+        scenario.claim("b")
         return end_lost(*arguments)  # type: ignore[arg-type]
 
-    cast.tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{cohort,min_updates}', '1')")
-    cast.work("a")
-    cast.pass_deadline()
+    scenario.tables.execute("UPDATE runs SET spec = jsonb_set(spec, '{cohort,min_updates}', '1')")
+    scenario.work("a")
+    scenario.pass_deadline()
     monkeypatch.setattr(repository, "lost", claim_meanwhile)
-    cast.advance()
-    assert cast.states() == [("a", 1, "accepted"), ("b", 1, "expired")]
-    assert cast.run.outcome == Outcome.COMPLETED
-    assert not cast.workers["b"].heartbeat(cast.item("b").assignment_id).carry_on
+    scenario.advance()
+    assert scenario.states() == [("a", 1, "accepted"), ("b", 1, "expired")]
+    assert scenario.run.outcome == Outcome.COMPLETED
+    assert not scenario.workers["b"].heartbeat(scenario.item("b").assignment_id).carry_on
 
 
 def test_an_update_accepted_between_the_check_and_the_verdict_counts(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The aggregator checked the round at its deadline. The update counts, and its assignment is not offered again."""
     from fedssl_coordinator.federation.rounds import repository
@@ -261,17 +265,17 @@ def test_an_update_accepted_between_the_check_and_the_verdict_counts(
     locked_live = repository.locked_live
 
     def deliver_meanwhile(session: object, **arguments: object) -> object:
-        if cast.states()[1] == ("b", 1, "leased"):
-            cast.deliver("b")
+        if scenario.states()[1] == ("b", 1, "leased"):
+            scenario.deliver("b")
         return locked_live(session, **arguments)  # type: ignore[arg-type]
 
-    cast.work("a")
-    cast.claim("b")
-    cast.pass_deadline()
+    scenario.work("a")
+    scenario.claim("b")
+    scenario.pass_deadline()
     monkeypatch.setattr(repository, "locked_live", deliver_meanwhile)
-    cast.advance()
-    assert cast.states() == [("a", 1, "accepted"), ("b", 1, "accepted")]
-    assert cast.round.verdict == Verdict.AGGREGATED
+    scenario.advance()
+    assert scenario.states() == [("a", 1, "accepted"), ("b", 1, "accepted")]
+    assert scenario.round.verdict == Verdict.AGGREGATED
 
 
 @pytest.mark.full
@@ -280,8 +284,8 @@ def test_concurrent_clients_aggregators_and_operators_leave_nothing_inconsistent
 ) -> None:
     """There is no deadlock, no 5xx and nothing half-done, in whatever order the requests arrive."""
     cohort = {"min_updates": 1, "max_attempts": 1000, "without_quorum": "skip"}
-    casts = [Cast(coordinator, tables, tmp_path, "abc", num_rounds=60, cohort=cohort) for _ in range(2)]
-    workers = {name: casts[0].workers[name] for name in "abc"}
+    scenarios = [Scenario(coordinator, tables, tmp_path, "abc", num_rounds=60, cohort=cohort) for _ in range(2)]
+    workers = {name: scenarios[0].workers[name] for name in "abc"}
     over = threading.Event()
     failures: list[BaseException] = []
     done: Counter[str] = Counter()
@@ -316,18 +320,18 @@ def test_concurrent_clients_aggregators_and_operators_leave_nothing_inconsistent
             deliver(workers[name], item, folder, rng.random())
 
     def aggregate(rng: random.Random) -> None:
-        coordinator.advance(rng.choice(casts).id)
+        coordinator.advance(rng.choice(scenarios).id)
 
     def pass_time(rng: random.Random) -> None:
-        cast = rng.choice(casts)
-        rng.choice([cast.pass_deadline, lambda: cast.lapse(rng.choice("abc"))])()
+        scenario = rng.choice(scenarios)
+        rng.choice([scenario.pass_deadline, lambda: scenario.expire_lease(rng.choice("abc"))])()
         over.wait(0.02)
 
     def operate(rng: random.Random) -> None:
-        cast = rng.choice(casts)
-        coordinator.client.pause(cast.id)
-        list(coordinator.client.rounds(cast.id))
-        coordinator.client.resume(cast.id)
+        scenario = rng.choice(scenarios)
+        coordinator.client.pause(scenario.id)
+        list(coordinator.client.rounds(scenario.id))
+        coordinator.client.resume(scenario.id)
 
     actions = [work, work, work, aggregate, aggregate, pass_time, operate]
     threads = [threading.Thread(target=loop, args=(seed, action)) for seed, action in enumerate(actions)]
@@ -341,10 +345,10 @@ def test_concurrent_clients_aggregators_and_operators_leave_nothing_inconsistent
     assert failures == []
     assert min(done[name] for name in ("work", "aggregate", "pass_time", "operate")) > 3, done
     assert tables.one("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
-    for cast in casts:
-        coordinator.client.stop(cast.id)
-        closed = [r for r in cast.rounds if r.verdict in (Verdict.AGGREGATED, Verdict.PARTIAL, Verdict.SKIPPED)]
-        assert cast.run.rounds_closed == len(closed)
-        assert [r.number for r in cast.rounds] == list(range(1, len(cast.rounds) + 1))
+    for scenario in scenarios:
+        coordinator.client.stop(scenario.id)
+        closed = [r for r in scenario.rounds if r.verdict in (Verdict.AGGREGATED, Verdict.PARTIAL, Verdict.SKIPPED)]
+        assert scenario.run.rounds_closed == len(closed)
+        assert [r.number for r in scenario.rounds] == list(range(1, len(scenario.rounds) + 1))
     assert tables.one("SELECT count(*) FROM assignments WHERE state IN ('offered', 'leased', 'submitted')") == 0
     assert tables.one("SELECT count(*) FROM events WHERE kind = 'run.stalled'") == 0

@@ -9,7 +9,7 @@ import pytest
 
 from support.coordinator import Coordinator
 from support.federation import TINY
-from support.tables import Onlooker
+from support.tables import ChangeWatcher
 
 JSON = {"Content-Type": "application/json"}
 
@@ -83,11 +83,11 @@ SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("case", SPECS)
 def test_an_invalid_spec_is_refused_with_the_field_and_the_reason(
-    standing: Coordinator, onlooker: Onlooker, case: str
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, case: str
 ) -> None:
     changes, where, what = SPECS[case]
-    with onlooker.nothing_changes() as events:
-        answer = _post(standing, _spec(**changes))
+    with change_watcher.nothing_changes() as events:
+        answer = _post(shared_coordinator, _spec(**changes))
     _assert_refused(answer, where, what)
     assert [event.kind for event in events] == ["request.refused"]
     assert where in events[0].message
@@ -109,10 +109,12 @@ _NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999")
 
 
 @pytest.mark.parametrize("number", _NUMBERS)
-def test_a_number_that_is_not_finite_is_refused(standing: Coordinator, onlooker: Onlooker, number: str) -> None:
+def test_a_number_that_is_not_finite_is_refused(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, number: str
+) -> None:
     text = '{"spec": {"training": {"optimizer": {"learning_rate": %s}}}}' % number  # noqa: UP031
-    with onlooker.nothing_changes() as events:
-        answer = _post(standing, text)
+    with change_watcher.nothing_changes() as events:
+        answer = _post(shared_coordinator, text)
     _assert_refused(answer, "spec.training.optimizer.learning_rate", "")
     assert [event.kind for event in events] == ["request.refused"]
 
@@ -133,10 +135,12 @@ BODIES: dict[str, tuple[bytes | str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("case", BODIES)
-def test_a_body_without_a_valid_spec_is_refused(standing: Coordinator, onlooker: Onlooker, case: str) -> None:
+def test_a_body_without_a_valid_spec_is_refused(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, case: str
+) -> None:
     content, headers, what = BODIES[case]
-    with onlooker.nothing_changes() as events:
-        answer = _post(standing, content, headers)
+    with change_watcher.nothing_changes() as events:
+        answer = _post(shared_coordinator, content, headers)
     _assert_refused(answer, "", what)
     assert [event.kind for event in events] == ["request.refused"]
 
@@ -152,52 +156,52 @@ def _streamed(coordinator: Coordinator) -> httpx.Response:
 
 @pytest.mark.parametrize("send", [_announced, _streamed])
 def test_a_body_larger_than_a_mebibyte_is_refused(
-    standing: Coordinator, onlooker: Onlooker, send: Callable[[Coordinator], httpx.Response]
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, send: Callable[[Coordinator], httpx.Response]
 ) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = send(standing)
+    with change_watcher.nothing_changes() as events:
+        answer = send(shared_coordinator)
     assert answer.status_code == 413
     assert answer.json()["type"] == "urn:fedssl:problem:body-too-large"
     assert answer.json()["detail"] == "at most 1048576 bytes are accepted: send less"
     assert events == []  # refused before the token is checked
 
 
-def test_a_body_of_nearly_a_mebibyte_is_read(standing: Coordinator, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes():
-        answer = _post(standing, _spec(name="x" * 1_000_000))
+def test_a_body_of_nearly_a_mebibyte_is_read(shared_coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
+    with change_watcher.nothing_changes():
+        answer = _post(shared_coordinator, _spec(name="x" * 1_000_000))
     _assert_refused(answer, "spec.name", "a run's name has at most 100 letters")
 
 
 @pytest.mark.parametrize("case", ["not JSON", "nested deeply", "not UTF-8", "nothing", "no spec"])
 def test_without_a_valid_token_errors_in_the_body_are_not_reported(
-    standing: Coordinator, onlooker: Onlooker, case: str
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, case: str
 ) -> None:
     """FastAPI reads the body before it checks the token: callers without a token must not fill the audit log."""
     content, headers, _ = BODIES[case]
-    with onlooker.nothing_changes() as events, standing.http("fedssl_nonsense") as http:
+    with change_watcher.nothing_changes() as events, shared_coordinator.http("fedssl_nonsense") as http:
         answer = http.post("/v1/runs", content=content, headers=headers)
     assert answer.status_code == 401
     assert events == []
 
 
-def test_all_errors_are_reported_at_once(standing: Coordinator, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = _post(standing, _spec(num_rounds=0, seed=-1, data={"channels": 17, "pixels": 3}))
+def test_all_errors_are_reported_at_once(shared_coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
+    with change_watcher.nothing_changes() as events:
+        answer = _post(shared_coordinator, _spec(num_rounds=0, seed=-1, data={"channels": 17, "pixels": 3}))
     places = [".".join(error["loc"]) for error in answer.json()["errors"]]
     assert sorted(places) == ["spec.data.channels", "spec.data.pixels", "spec.num_rounds", "spec.seed"]
     assert all(place in events[0].message for place in places)
 
 
-def test_hundreds_of_errors_are_shortened(standing: Coordinator, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = _post(standing, _spec(**{f"wrong{i}": i for i in range(500)}))
+def test_hundreds_of_errors_are_shortened(shared_coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
+    with change_watcher.nothing_changes() as events:
+        answer = _post(shared_coordinator, _spec(**{f"wrong{i}": i for i in range(500)}))
     assert len(answer.json()["errors"]) == 20
     assert len(events[0].message) <= 2010
 
 
-def test_an_invalid_idempotency_key_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_an_invalid_idempotency_key_is_refused(shared_coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
     for key in ("", "a b", "x" * 201, "\xe9"):
-        with onlooker.nothing_changes() as events, standing.http() as http:
+        with change_watcher.nothing_changes() as events, shared_coordinator.http() as http:
             answer = http.post("/v1/runs", content=_spec(), headers={**JSON, "Idempotency-Key": key.encode("latin-1")})
         assert answer.status_code == 422, key
         assert [event.kind for event in events] == ["request.refused"]

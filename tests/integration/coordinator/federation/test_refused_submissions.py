@@ -16,22 +16,22 @@ from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import Submit, WorkItem
 from support.coordinator import Coordinator
 from support.federation import deliver, tensors_for, tiny_spec, upload
-from support.tables import Onlooker, Tables
-from support.uploads import digest, file_of
+from support.tables import ChangeWatcher, Tables
+from support.uploads import digest, safetensors_bytes
 
 OTHER = "0" * 64
 _SECURE = AllowRule(artifact="weights", methods=("*",), secure="required")
 
 
 @pytest.fixture
-def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
-    return Onlooker(tables, coordinator.store)
+def watching(coordinator: Coordinator, tables: Tables) -> ChangeWatcher:
+    return ChangeWatcher(tables, coordinator.store)
 
 
 @contextmanager
-def _refused(onlooker: Onlooker, kind: str, client_id: str, item: WorkItem | None) -> Iterator[None]:
+def _refused(change_watcher: ChangeWatcher, kind: str, client_id: str, item: WorkItem | None) -> Iterator[None]:
     """Check that the block only adds one event, of this kind, client, run and round."""
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         yield
     [event] = events
     assert (event.kind, event.client_id) == (kind, client_id)
@@ -52,14 +52,14 @@ def _submit(item: WorkItem, update: str, num_examples: int = 10) -> Submit:
     return Submit(assignment_id=item.assignment_id, update=update, num_examples=num_examples)
 
 
-def test_a_submission_without_an_upload_is_refused(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_a_submission_without_an_upload_is_refused(coordinator: Coordinator, watching: ChangeWatcher) -> None:
     worker, item = _leased(coordinator)
     with _refused(watching, "assignment.refused", "a", item), pytest.raises(Conflict, match="upload it with PUT first"):
         worker.submit(_submit(item, OTHER))
 
 
 def test_a_submission_with_the_upload_of_another_assignment_is_refused(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     """It is not enough that the artifact is stored: it must have been sent and checked for this assignment."""
     worker, item = _leased(coordinator)
@@ -75,7 +75,7 @@ def test_a_submission_with_the_upload_of_another_assignment_is_refused(
 
 
 def test_a_repeated_submission_gets_the_same_answer(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
     first = deliver(worker, item, tmp_path, 1.0)
@@ -91,7 +91,7 @@ def test_a_repeated_submission_gets_the_same_answer(
 
 
 def test_changed_numbers_are_refused_after_an_update_was_accepted(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
     deliver(worker, item, tmp_path, 1.0)
@@ -106,7 +106,7 @@ def test_changed_numbers_are_refused_after_an_update_was_accepted(
 
 
 def test_more_images_than_were_registered_are_refused(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     """The number of images is a client's weight: a client that sent 10^12 once replaced the model in one round."""
     worker, item = _leased(coordinator)
@@ -118,7 +118,7 @@ def test_more_images_than_were_registered_are_refused(
 
 
 def test_a_client_that_keeps_its_number_of_images_cannot_submit_one(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     """A client that withdrew its number in the middle of a round once replaced the model, with 10^12 images."""
     worker, item = _leased(coordinator)
@@ -128,12 +128,12 @@ def test_a_client_that_keeps_its_number_of_images_cannot_submit_one(
     with _refused(watching, "update.weight_refused", "a", item), pytest.raises(Rejected, match=message):
         worker.submit(_submit(item, update, 10**12))
     other = tmp_path / "other"
-    other.write_bytes(file_of(tensors_for(item.plan.update, 2.0)))
+    other.write_bytes(safetensors_bytes(tensors_for(item.plan.update, 2.0)))
     with _refused(watching, "update.weight_refused", "a", item), pytest.raises(Rejected, match=message):
         worker.deliver(_submit(item, digest(other.read_bytes()), 10**12), other)
 
 
-def test_a_changed_number_of_images_is_an_event(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_a_changed_number_of_images_is_an_event(coordinator: Coordinator, watching: ChangeWatcher) -> None:
     _leased(coordinator)
     token = coordinator.worker_token("a")
     with coordinator.http(token) as http:
@@ -147,7 +147,7 @@ def test_a_changed_number_of_images_is_an_event(coordinator: Coordinator, watchi
 
 
 def test_a_metric_that_only_the_coordinator_measures_is_refused(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
@@ -160,7 +160,7 @@ def test_a_metric_that_only_the_coordinator_measures_is_refused(
 
 
 def test_another_update_is_refused_after_one_was_accepted(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
     deliver(worker, item, tmp_path, 1.0)
@@ -174,7 +174,7 @@ def test_another_update_is_refused_after_one_was_accepted(
 
 
 def test_late_requests_are_refused_after_the_round_has_closed(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     """Client b is late: the round closed with a's update at its deadline."""
     a, b = coordinator.worker("a"), coordinator.worker("b")
@@ -197,7 +197,7 @@ def test_late_requests_are_refused_after_the_round_has_closed(
 
 
 def test_a_submission_is_refused_after_the_run_was_stopped(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
@@ -207,7 +207,7 @@ def test_a_submission_is_refused_after_the_run_was_stopped(
 
 
 def test_requests_are_refused_after_the_lease_was_lost(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
     update = upload(worker, item, tensors_for(item.plan.update, 1.0), tmp_path)
@@ -227,7 +227,7 @@ def test_requests_are_refused_after_the_lease_was_lost(
 
 @pytest.mark.changes_states
 def test_a_submission_for_an_assignment_that_was_only_offered_is_refused(
-    coordinator: Coordinator, watching: Onlooker
+    coordinator: Coordinator, watching: ChangeWatcher
 ) -> None:
     worker, item = _leased(coordinator)
     watching.tables.execute("UPDATE assignments SET state = 'offered'")
@@ -236,7 +236,7 @@ def test_a_submission_for_an_assignment_that_was_only_offered_is_refused(
 
 
 def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(
-    coordinator: Coordinator, watching: Onlooker, tmp_path: Path
+    coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     """So a client does not find out that the assignment exists."""
     worker, item = _leased(coordinator)
@@ -295,11 +295,11 @@ COMPLETE = {
 
 @pytest.mark.parametrize("case", WORK)
 def test_invalid_values_in_a_workers_request_are_refused_with_the_field(
-    standing: Coordinator, onlooker: Onlooker, case: str
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, case: str
 ) -> None:
     verb, changes, where = WORK[case]
-    token = standing.worker_token("a")
-    with onlooker.nothing_changes() as events, standing.http(token) as http:
+    token = shared_coordinator.worker_token("a")
+    with change_watcher.nothing_changes() as events, shared_coordinator.http(token) as http:
         body = json.dumps({**COMPLETE.get(verb, {}), **changes})
         answer = http.post(f"/v1/work/{verb}", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
@@ -310,10 +310,10 @@ def test_invalid_values_in_a_workers_request_are_refused_with_the_field(
     assert event.kind == ("client.refused" if "protocol_version" in changes else "request.refused")
 
 
-def test_a_metric_that_is_not_finite_is_refused(standing: Coordinator, onlooker: Onlooker) -> None:
-    token = standing.worker_token("a")
+def test_a_metric_that_is_not_finite_is_refused(shared_coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
+    token = shared_coordinator.worker_token("a")
     body = f'{{"assignment_id": "{uuid4()}", "update": "{OTHER}", "num_examples": 1, "metrics": {{"loss": NaN}}}}'
-    with onlooker.nothing_changes() as events, standing.http(token) as http:
+    with change_watcher.nothing_changes() as events, shared_coordinator.http(token) as http:
         answer = http.post("/v1/work/submit", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["metrics", "loss"]
@@ -329,7 +329,7 @@ def test_a_decline_reason_with_control_characters_is_accepted(coordinator: Coord
 
 def test_the_headers_that_name_and_type_a_file_are_ignored(coordinator: Coordinator) -> None:
     worker, item = _leased(coordinator)
-    data = file_of(tensors_for(item.plan.update, 1.0))
+    data = safetensors_bytes(tensors_for(item.plan.update, 1.0))
     token = coordinator.worker_token("a")
     with coordinator.http(token) as http:
         answer: httpx.Response = http.put(

@@ -29,7 +29,7 @@ def test_a_run_has_the_bits_of_its_simulation_after_a_restart_and_a_lost_error(
     for name in workers.agents:
         workers.restart(name)
     workers.train()
-    workers.lose(how="removed")
+    workers.damage_state(how="removed")
     workers.train()
     result = simulate(spec, shards(spec), lost_states={3: [LOST]})
     workers.assert_simulated(result)

@@ -6,137 +6,137 @@ import pytest
 
 from fedssl.client import Conflict, NotFound
 from fedssl.protocol.states import Outcome, RoundState, RunState, Verdict
-from support.cast import Cast, MakeCast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import MakeScenario, Scenario
 from support.tables import Tables
 
 
-def test_a_round_with_a_quorum_closes_at_its_deadline(make_cast: MakeCast) -> None:
-    cast = make_cast("abcd", cohort={"min_updates": 2}, num_rounds=2)
-    cast.work("a", "b")
-    cast.claim("c")
-    cast.advance()
-    assert cast.round.state == RoundState.OPEN  # the quorum does not end it while others are still training
-    cast.pass_deadline()
-    assert cast.awaits_attention()
-    cast.advance()
-    first, second = cast.rounds
+def test_a_round_with_a_quorum_closes_at_its_deadline(make_scenario: MakeScenario) -> None:
+    scenario = make_scenario("abcd", cohort={"min_updates": 2}, num_rounds=2)
+    scenario.work("a", "b")
+    scenario.claim("c")
+    scenario.advance()
+    assert scenario.round.state == RoundState.OPEN  # the quorum does not end it while others are still training
+    scenario.pass_deadline()
+    assert scenario.needs_attention()
+    scenario.advance()
+    first, second = scenario.rounds
     assert (first.verdict, first.reason, first.state) == (Verdict.PARTIAL, "2 of 4 updates", RoundState.CLOSED)
     reason = "the round's deadline has passed"
-    assert cast.events("round.closed")[0].data == {
+    assert scenario.events("round.closed")[0].data == {
         "verdict": "partial",
         "clients": {"a": "accepted", "b": "accepted", "c": reason, "d": reason},
     }
-    assert cast.events("round.aggregating")[0].message == "aggregating 2 of 4 updates"
-    assert [event.message for event in cast.events("assignment.expired")] == [f"c: {reason}", f"d: {reason}"]
+    assert scenario.events("round.aggregating")[0].message == "aggregating 2 of 4 updates"
+    assert [event.message for event in scenario.events("assignment.expired")] == [f"c: {reason}", f"d: {reason}"]
     assert [a.client_id for a in second.assignments] == list("abcd")  # slow clients take part again
-    assert cast.run.rounds_closed == 1
+    assert scenario.run.rounds_closed == 1
 
 
-def test_a_quorum_without_open_assignments_closes_before_the_deadline(make_cast: MakeCast) -> None:
-    cast = make_cast(cohort={"min_updates": 1}, num_rounds=1)
-    cast.work("a")
-    cast.workers["b"].decline(cast.claim("b").assignment_id, "cannot")
-    assert cast.awaits_attention()
-    cast.advance()
-    assert (cast.round.verdict, cast.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
+def test_a_quorum_without_open_assignments_closes_before_the_deadline(make_scenario: MakeScenario) -> None:
+    scenario = make_scenario(cohort={"min_updates": 1}, num_rounds=1)
+    scenario.work("a")
+    scenario.workers["b"].decline(scenario.claim("b").assignment_id, "cannot")
+    assert scenario.needs_attention()
+    scenario.advance()
+    assert (scenario.round.verdict, scenario.run.outcome) == (Verdict.PARTIAL, Outcome.COMPLETED)
 
 
 def test_quorum_failure_reoffers_missing_assignments_until_the_run_fails(
-    make_cast: MakeCast,
+    make_scenario: MakeScenario,
 ) -> None:
-    cast = make_cast("abc", cohort={"max_attempts": 3})
-    cast.work("b")
-    kept = cast.round.assignments[1].update
+    scenario = make_scenario("abc", cohort={"max_attempts": 3})
+    scenario.work("b")
+    kept = scenario.round.assignments[1].update
     for attempt in (2, 3):
-        cast.pass_deadline()
-        cast.advance()
-        current = cast.round
+        scenario.pass_deadline()
+        scenario.advance()
+        current = scenario.round
         assert (current.number, current.attempt, current.state) == (1, attempt, RoundState.OPEN)
-        assert not cast.awaits_attention()  # the attempt has its own deadline
+        assert not scenario.needs_attention()  # the attempt has its own deadline
         live = [(a.client_id, a.attempt) for a in current.assignments if a.state == "offered"]
         assert live == [("a", attempt), ("c", attempt)]
         assert [a.update for a in current.assignments if a.client_id == "b"] == [kept]
-    cast.work("a")
-    cast.workers["c"].decline(cast.claim("c").assignment_id, "no images")
-    cast.advance()
-    run = cast.run
+    scenario.work("a")
+    scenario.workers["c"].decline(scenario.claim("c").assignment_id, "no images")
+    scenario.advance()
+    run = scenario.run
     assert (run.state, run.outcome) == (RunState.FINISHED, Outcome.FAILED)
     assert run.reason == "round 1: too few updates after 3 attempts: c: no images"
-    assert (cast.round.verdict, cast.round.state) == (Verdict.FAILED, RoundState.CLOSED)
+    assert (scenario.round.verdict, scenario.round.state) == (Verdict.FAILED, RoundState.CLOSED)
     assert run.rounds_closed == 0
-    assert cast.events("round.closed")[0].data["clients"] == {"a": "accepted", "b": "accepted", "c": "no images"}
+    assert scenario.events("round.closed")[0].data["clients"] == {"a": "accepted", "b": "accepted", "c": "no images"}
     assert run.model == run.initial_model  # the current weights are kept
 
 
-def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_cast: MakeCast) -> None:
-    cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=2)
-    cast.work("a")
-    cast.pass_deadline()
-    cast.advance()
-    first, second = cast.rounds
+def test_without_a_quorum_a_round_is_skipped_if_the_spec_asks_for_it(make_scenario: MakeScenario) -> None:
+    scenario = make_scenario(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=2)
+    scenario.work("a")
+    scenario.pass_deadline()
+    scenario.advance()
+    first, second = scenario.rounds
     assert (first.verdict, second.number, second.state) == (Verdict.SKIPPED, 2, RoundState.OPEN)
     assert first.reason == "too few updates after 1 attempt: b: the round's deadline has passed"
     assert second.broadcast == first.broadcast  # no client's update was used
-    assert cast.run.rounds_closed == 1
-    cast.work("a", "b")
-    cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
-    assert cast.run.reason == "all 2 rounds are closed, 1 of them without new weights (1 skipped)"
+    assert scenario.run.rounds_closed == 1
+    scenario.work("a", "b")
+    scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
+    assert scenario.run.reason == "all 2 rounds are closed, 1 of them without new weights (1 skipped)"
 
 
-def test_clients_do_not_continue_from_a_skipped_round(make_cast: MakeCast) -> None:
+def test_clients_do_not_continue_from_a_skipped_round(make_scenario: MakeScenario) -> None:
     """The weights of the next round do not depend on it."""
-    cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip", "min_updates": 2}, num_rounds=3)
-    cast.work("a", "b")
-    cast.advance()
-    cast.work("a")
-    cast.pass_deadline()
-    cast.advance()
-    assert [each.verdict for each in cast.rounds[:2]] == [Verdict.AGGREGATED, Verdict.SKIPPED]
-    last = cast.claim("a").last_accepted
+    scenario = make_scenario(cohort={"max_attempts": 1, "without_quorum": "skip", "min_updates": 2}, num_rounds=3)
+    scenario.work("a", "b")
+    scenario.advance()
+    scenario.work("a")
+    scenario.pass_deadline()
+    scenario.advance()
+    assert [each.verdict for each in scenario.rounds[:2]] == [Verdict.AGGREGATED, Verdict.SKIPPED]
+    last = scenario.claim("a").last_accepted
     assert last is not None
     assert last.round_number == 1
 
 
-def test_the_last_round_may_be_skipped(make_cast: MakeCast) -> None:
-    cast = make_cast(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=1)
-    cast.pass_deadline()
-    cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
-    assert cast.round.verdict == Verdict.SKIPPED
-    assert cast.run.reason == "the only round is closed, without new weights (1 skipped)"
+def test_the_last_round_may_be_skipped(make_scenario: MakeScenario) -> None:
+    scenario = make_scenario(cohort={"max_attempts": 1, "without_quorum": "skip"}, num_rounds=1)
+    scenario.pass_deadline()
+    scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
+    assert scenario.round.verdict == Verdict.SKIPPED
+    assert scenario.run.reason == "the only round is closed, without new weights (1 skipped)"
 
 
-def test_an_update_that_arrives_after_the_deadline_but_before_the_check_counts(make_cast: MakeCast) -> None:
+def test_an_update_that_arrives_after_the_deadline_but_before_the_check_counts(make_scenario: MakeScenario) -> None:
     """No aggregator has checked the round yet."""
-    cast = make_cast(num_rounds=1)
-    cast.work("a")
-    cast.claim("b")
-    cast.pass_deadline()
-    cast.deliver("b")
-    cast.advance()
-    assert cast.round.verdict == Verdict.AGGREGATED
+    scenario = make_scenario(num_rounds=1)
+    scenario.work("a")
+    scenario.claim("b")
+    scenario.pass_deadline()
+    scenario.deliver("b")
+    scenario.advance()
+    assert scenario.round.verdict == Verdict.AGGREGATED
 
 
-def test_a_sampled_cohort_follows_from_the_spec_the_seed_and_the_round(make_cast: MakeCast) -> None:
+def test_a_sampled_cohort_follows_from_the_spec_the_seed_and_the_round(make_scenario: MakeScenario) -> None:
     from fedssl.seeding import sample_cohort
 
-    cast = make_cast("abcdef", cohort={"fraction": 0.5}, seed=3)
-    spec = cast.run.spec
+    scenario = make_scenario("abcdef", cohort={"fraction": 0.5}, seed=3)
+    spec = scenario.run.spec
     for number in (1, 2):
-        chosen = [a.client_id for a in cast.round.assignments]
+        chosen = [a.client_id for a in scenario.round.assignments]
         assert chosen == sample_cohort("abcdef", spec.cohort, 3, number)
         assert len(chosen) == 3
-        cast.work(*chosen)
-        cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
+        scenario.work(*chosen)
+        scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
 
 
 @pytest.mark.parametrize("state", ["created", "unprepared", "waiting", "open", "leased", "aggregating", "paused"])
 def test_a_run_can_be_stopped_in_every_state(
-    coordinator: Coordinator, tables: Tables, make_cast: MakeCast, state: str
+    coordinator: Coordinator, tables: Tables, make_scenario: MakeScenario, state: str
 ) -> None:
     if state in ("created", "unprepared", "waiting"):
         run = coordinator.client.create_run(tiny_spec(), start=state != "created")
@@ -144,10 +144,10 @@ def test_a_run_can_be_stopped_in_every_state(
             coordinator.advance(run.id)
         run_id = run.id
     else:
-        cast = make_cast("a")
-        run_id = cast.id
+        scenario = make_scenario("a")
+        run_id = scenario.id
         if state in ("leased", "paused"):
-            cast.claim("a")
+            scenario.claim("a")
         if state == "paused":
             coordinator.client.pause(run_id)
         if state == "aggregating":
@@ -181,40 +181,40 @@ VERBS: dict[str, dict[str, RunState | None]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("before", ["created", "running", "paused", "stopped"])
-def test_each_state_allows_only_its_verbs(standing: Coordinator, verb: str, before: str) -> None:
-    run = standing.client.create_run(tiny_spec(), start=before != "created")
+def test_each_state_allows_only_its_verbs(shared_coordinator: Coordinator, verb: str, before: str) -> None:
+    run = shared_coordinator.client.create_run(tiny_spec(), start=before != "created")
     if before == "paused":
-        standing.client.pause(run.id)
+        shared_coordinator.client.pause(run.id)
     if before == "stopped":
-        standing.client.stop(run.id)
-    earlier = len(list(standing.client.event_log(run.id)))
+        shared_coordinator.client.stop(run.id)
+    earlier = len(list(shared_coordinator.client.event_log(run.id)))
     wanted = VERBS[verb][before]
-    call = getattr(standing.client, verb)
+    call = getattr(shared_coordinator.client, verb)
     if wanted is None:
         with pytest.raises(Conflict, match=f"it cannot {verb}, (only|it stays)"):
             call(run.id)
-        assert len(list(standing.client.event_log(run.id))) == earlier
+        assert len(list(shared_coordinator.client.event_log(run.id))) == earlier
     else:
         assert call(run.id).state == wanted
         same = before in (wanted.value, "stopped")
-        assert len(list(standing.client.event_log(run.id))) == earlier + (not same)
+        assert len(list(shared_coordinator.client.event_log(run.id))) == earlier + (not same)
 
 
-def test_an_unknown_run_is_not_found(standing: Coordinator) -> None:
+def test_an_unknown_run_is_not_found(shared_coordinator: Coordinator) -> None:
     from uuid import UUID
 
     nothing = UUID(int=1)
     for call in ("run", "start", "pause", "resume", "stop"):
         with pytest.raises(NotFound, match=f"no run {nothing}"):
-            getattr(standing.client, call)(nothing)
+            getattr(shared_coordinator.client, call)(nothing)
     for pages in ("rounds", "metrics", "event_log"):
         with pytest.raises(NotFound, match=f"no run {nothing}"):
-            list(getattr(standing.client, pages)(nothing))
+            list(getattr(shared_coordinator.client, pages)(nothing))
 
 
 @pytest.mark.changes_states
 def test_the_sweep_finds_exactly_the_runs_that_wait_for_an_aggregator(
-    coordinator: Coordinator, tables: Tables, make_cast: MakeCast
+    coordinator: Coordinator, tables: Tables, make_scenario: MakeScenario
 ) -> None:
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.federation.rounds import repository
@@ -237,14 +237,16 @@ def test_the_sweep_finds_exactly_the_runs_that_wait_for_an_aggregator(
     coordinator.client.stop(names["stopped"])
     assert found() == {"unprepared", "waiting"}
 
-    casts = {name: make_cast("abc") for name in ("offered", "lapsed", "overdue", "declined", "complete", "aggregating")}
-    casts["finished"] = make_cast("abc", num_rounds=1)
-    names = {name: cast.id for name, cast in casts.items()}
+    scenarios = {
+        name: make_scenario("abc") for name in ("offered", "lapsed", "overdue", "declined", "complete", "aggregating")
+    }
+    scenarios["finished"] = make_scenario("abc", num_rounds=1)
+    names = {name: scenario.id for name, scenario in scenarios.items()}
     assert found() == set()
     tables.execute("UPDATE assignments SET state = 'offered'")
-    _hold(tables, casts["lapsed"], "a")
-    casts["lapsed"].lapse("a")
-    casts["overdue"].pass_deadline()
+    _hold(tables, scenarios["lapsed"], "a")
+    scenarios["lapsed"].expire_lease("a")
+    scenarios["overdue"].pass_deadline()
     tables.execute("UPDATE assignments SET state = 'declined' WHERE run_id = %s", names["declined"])
     assert found() == {"lapsed", "overdue", "declined"}
     tables.execute("UPDATE rounds SET state = 'aggregating' WHERE run_id = %s", names["aggregating"])
@@ -260,21 +262,21 @@ def test_the_sweep_finds_exactly_the_runs_that_wait_for_an_aggregator(
     assert found() == {"overdue", "declined", "complete"}
 
 
-def _hold(tables: Tables, cast: Cast, name: str) -> None:
+def _hold(tables: Tables, scenario: Scenario, name: str) -> None:
     tables.execute(
         "UPDATE assignments SET state = 'leased', leased_at = now(), lease_expires_at = now() + interval '1 minute' "
         "WHERE run_id = %s AND client_id = %s",
-        cast.id,
+        scenario.id,
         name,
     )
 
 
 def test_a_registration_wakes_only_the_runs_that_wait_for_clients(
-    coordinator: Coordinator, make_cast: MakeCast, monkeypatch: pytest.MonkeyPatch
+    coordinator: Coordinator, make_scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.core import enqueue
 
-    busy = make_cast("a")
+    busy = make_scenario("a")
     waiting = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2}))
     coordinator.client.create_run(tiny_spec(cohort={"min_clients": 9}))  # a second client is not enough for this run
     nudged: list[object] = []
@@ -315,14 +317,14 @@ def test_metrics_of_an_older_version_that_are_not_finite_are_left_out(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """JSON has no such numbers: the whole list would be unreadable."""
-    cast = Cast(coordinator, tables, tmp_path, "ab")
-    cast.work("a", "b", value=1.0)
+    scenario = Scenario(coordinator, tables, tmp_path, "ab")
+    scenario.work("a", "b", value=1.0)
     tables.execute("UPDATE metrics SET value = 1.7e308 WHERE client_id = 'a'")
-    cast.advance()  # the mean of these is infinite
+    scenario.advance()  # the mean of these is infinite
     insert = "INSERT INTO metrics (run_id, round_number, client_id, name, value) VALUES (%s, 1, 'a', %s, %s::float8)"
     for number, value in enumerate(("NaN", "Infinity", "-Infinity")):
-        tables.execute(insert, cast.id, f"odd{number}", value)
-    assert cast.rounds[0].verdict == "aggregated"
-    losses = {metric.client_id: metric.value for metric in coordinator.client.metrics(cast.id, "loss")}
+        tables.execute(insert, scenario.id, f"odd{number}", value)
+    assert scenario.rounds[0].verdict == "aggregated"
+    losses = {metric.client_id: metric.value for metric in coordinator.client.metrics(scenario.id, "loss")}
     assert losses == {"a": 1.7e308, "b": 1.0}
-    assert not [metric for metric in coordinator.client.metrics(cast.id) if metric.name.startswith("odd")]
+    assert not [metric for metric in coordinator.client.metrics(scenario.id) if metric.name.startswith("odd")]

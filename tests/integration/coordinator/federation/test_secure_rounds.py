@@ -26,7 +26,7 @@ from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import closing
 from fedssl_worker.disclosure.ledger.verification import read_entries
 from support.coordinator import Coordinator
-from support.judged import judged_spec, register_digits
+from support.evaluated_runs import evaluated_spec, register_digits
 from support.methods import method_spec, shards
 from support.recording import RecordingProxy
 from support.secure_members import SecureMembers
@@ -433,7 +433,9 @@ def test_a_run_that_failed_in_its_last_round_is_evaluated_when_it_is_resumed(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
     register_digits(coordinator.client, tmp_path)
-    workers = SecureWorkers(coordinator, tmp_path, _spec(1).model_copy(update={"evaluation": judged_spec().evaluation}))
+    workers = SecureWorkers(
+        coordinator, tmp_path, _spec(1).model_copy(update={"evaluation": evaluated_spec().evaluation})
+    )
     coordinator.advance(workers.id)
     with transaction() as session:
         run = run_rows.locked(session, workers.id)

@@ -8,7 +8,7 @@ import pytest
 from fedssl.client import Gone
 from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec, upload
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 
 REDUCER = {"name": "distillation", "num_anchors": 16, "batch_size": 8, "num_epochs": 2}
 PUBLIC = {"dataset": "digits", "num_images": 40}
@@ -20,7 +20,7 @@ def _flesd(**reducer: Any) -> dict[str, Any]:
 
 
 def test_similarities_are_refused_after_the_run_was_stopped(
-    coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"]}, **_flesd()))
@@ -28,7 +28,10 @@ def test_similarities_are_refused_after_the_run_was_stopped(
     item = worker.claim(0)
     assert item is not None
     coordinator.client.stop(run.id)
-    with onlooker.nothing_changes() as events, pytest.raises(Gone, match="this came too late and changes nothing"):
+    with (
+        change_watcher.nothing_changes() as events,
+        pytest.raises(Gone, match="this came too late and changes nothing"),
+    ):
         upload(worker, item, tensors_for(item.plan.update, 0.5), tmp_path)
     assert [event.kind for event in events] == ["artifact.refused"]
 

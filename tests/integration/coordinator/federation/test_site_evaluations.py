@@ -17,14 +17,14 @@ from fedssl.protocol.work import AcceptedUpdate
 from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 from support.site_counts import CROSS_SITE, counts, counts_json, cross_counts, site_head, sites_spec
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 
 SUBMIT = "/v1/work/site-evaluations/submit"
 
 
 @pytest.fixture
-def watching(coordinator: Coordinator, tables: Tables) -> Onlooker:
-    return Onlooker(tables, coordinator.store)
+def change_watcher(coordinator: Coordinator, tables: Tables) -> ChangeWatcher:
+    return ChangeWatcher(tables, coordinator.store)
 
 
 def _prepared(coordinator: Coordinator, **changes: Any) -> tuple[UUID, dict[str, WorkerClient]]:
@@ -144,14 +144,17 @@ def test_an_offline_site_and_a_refusal_do_not_delay_the_run(coordinator: Coordin
 
 
 def test_the_first_answer_stays_and_repeating_it_gets_the_same_reply(
-    coordinator: Coordinator, watching: Onlooker
+    coordinator: Coordinator, change_watcher: ChangeWatcher
 ) -> None:
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
     reply = workers["a"].answer_site_evaluation(_answer(item))
     assert workers["a"].answer_site_evaluation(_answer(item)) == reply
     for other in (_answer(item, 4, 0), _refusal(item)):
-        with watching.nothing_changes() as events, pytest.raises(Conflict, match="already completed and stays so"):
+        with (
+            change_watcher.nothing_changes() as events,
+            pytest.raises(Conflict, match="already completed and stays so"),
+        ):
             workers["a"].answer_site_evaluation(other)
         assert [event.kind for event in events] == ["site_evaluation.answer_refused"]
     refused = _claimed(workers["b"])
@@ -162,13 +165,13 @@ def test_the_first_answer_stays_and_repeating_it_gets_the_same_reply(
 
 
 def test_the_evaluation_of_another_client_is_answered_like_an_unknown_one(
-    coordinator: Coordinator, watching: Onlooker
+    coordinator: Coordinator, change_watcher: ChangeWatcher
 ) -> None:
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
     unknown = _answer(item).model_copy(update={"evaluation_id": uuid4()})
     for answer in (_answer(item), unknown):
-        with watching.nothing_changes() as events, pytest.raises(NotFound, match="b has no evaluation"):
+        with change_watcher.nothing_changes() as events, pytest.raises(NotFound, match="b has no evaluation"):
             workers["b"].answer_site_evaluation(answer)
         assert [(event.kind, event.client_id) for event in events] == [("site_evaluation.foreign", "b")]
 
@@ -182,11 +185,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_impossible_counts_are_refused(coordinator: Coordinator, watching: Onlooker, name: str) -> None:
+def test_impossible_counts_are_refused(coordinator: Coordinator, change_watcher: ChangeWatcher, name: str) -> None:
     changes, words = WRONG[name]
     _, workers = _prepared(coordinator)
     item = _claimed(workers["a"])
-    with watching.nothing_changes() as events, pytest.raises(Rejected, match=words):
+    with change_watcher.nothing_changes() as events, pytest.raises(Rejected, match=words):
         workers["a"].answer_site_evaluation(_answer(item, **changes))
     [event] = events
     assert (event.kind, event.client_id, event.round_number) == ("site_evaluation.answer_refused", "a", 0)
@@ -194,7 +197,7 @@ def test_impossible_counts_are_refused(coordinator: Coordinator, watching: Onloo
 
 
 def test_a_client_that_keeps_its_number_of_images_may_not_send_counts(
-    coordinator: Coordinator, watching: Onlooker
+    coordinator: Coordinator, change_watcher: ChangeWatcher
 ) -> None:
     """Its counts once had no limit, so 10^12 images could determine the pooled results."""
     _, workers = _prepared(coordinator)
@@ -202,18 +205,18 @@ def test_a_client_that_keeps_its_number_of_images_may_not_send_counts(
     rule = AllowRule(artifact="weights", methods=("*",), secure="required")
     coordinator.worker("a", policy=PolicyNotice(digest="0" * 64, allow=(rule,)))
     with (
-        watching.nothing_changes() as events,
+        change_watcher.nothing_changes() as events,
         pytest.raises(Rejected, match=r"a counts \d+ images, and keeps their number"),
     ):
         workers["a"].answer_site_evaluation(_answer(item, num_train=10**9))
     assert [event.kind for event in events] == ["site_evaluation.answer_refused"]
 
 
-def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, watching: Onlooker) -> None:
+def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
     _, workers = _prepared(coordinator)
     answer = _answer(_claimed(workers["a"])).model_copy(update={"round_number": 1})
     with (
-        watching.nothing_changes() as events,
+        change_watcher.nothing_changes() as events,
         pytest.raises(Rejected, match="is of round 0, and this answer of"),
     ):
         workers["a"].answer_site_evaluation(answer)
@@ -232,7 +235,7 @@ def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, watc
     ],
 )
 def test_counts_that_are_not_whole_numbers_are_refused(
-    coordinator: Coordinator, watching: Onlooker, measures: str
+    coordinator: Coordinator, change_watcher: ChangeWatcher, measures: str
 ) -> None:
     _, _ = _prepared(coordinator)
     token = coordinator.worker_token("a")
@@ -240,7 +243,7 @@ def test_counts_that_are_not_whole_numbers_are_refused(
     assert item is not None
     own = json.dumps(counts_json(measures=0)).replace('"measures": 0', f'"measures": {measures}')
     body = f'{{"evaluation_id": "{item.evaluation_id}", "round_number": 0, "counts": {own}}}'
-    with coordinator.http(token) as http, watching.nothing_changes() as events:
+    with coordinator.http(token) as http, change_watcher.nothing_changes() as events:
         reply = http.post(SUBMIT, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 422
     assert [event.kind for event in events] == ["request.refused"]
@@ -402,7 +405,7 @@ def test_a_request_reaches_a_client_that_has_registered_since(coordinator: Coord
 
 
 def test_an_impossible_request_changes_nothing(
-    coordinator: Coordinator, watching: Onlooker, tables: Tables, tmp_path: Path
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tables: Tables, tmp_path: Path
 ) -> None:
     run_id, workers = _prepared(coordinator, num_rounds=1)
     plain = coordinator.client.create_run(tiny_spec(cohort={"min_clients": 2})).id
@@ -414,12 +417,12 @@ def test_an_impossible_request_changes_nothing(
         (waiting, None, f"round 0 of run {waiting} is not closed yet"),
         (plain, None, "has no evaluation at the sites: that needs evaluation.at"),
     ):
-        with watching.nothing_changes(), pytest.raises(Conflict, match=words):
+        with change_watcher.nothing_changes(), pytest.raises(Conflict, match=words):
             coordinator.client.request_site_evaluations(run, number)
-    with watching.nothing_changes(), pytest.raises(NotFound):
+    with change_watcher.nothing_changes(), pytest.raises(NotFound):
         coordinator.client.request_site_evaluations(uuid4())
     tables.execute("UPDATE artifacts SET collected_at = now() WHERE digest IN (SELECT broadcast FROM runs)")
-    with watching.nothing_changes(), pytest.raises(Conflict, match="the weights of round 1 were removed"):
+    with change_watcher.nothing_changes(), pytest.raises(Conflict, match="the weights of round 1 were removed"):
         coordinator.client.request_site_evaluations(run_id)
 
 
@@ -495,7 +498,7 @@ def test_each_sites_classifier_is_sent_to_the_other_sites_that_have_counts(
     ],
 )
 def test_an_impossible_classifier_is_refused(
-    coordinator: Coordinator, watching: Onlooker, head: dict[str, Any], words: str
+    coordinator: Coordinator, change_watcher: ChangeWatcher, head: dict[str, Any], words: str
 ) -> None:
     worker = coordinator.worker("a")
     coordinator.worker("b")
@@ -503,7 +506,7 @@ def test_an_impossible_classifier_is_refused(
     coordinator.advance(run_id)
     body = _cross(_claimed(worker), head=site_head()).model_dump(mode="json")
     body["head"] |= head
-    with coordinator.http(coordinator.worker_token("a")) as http, watching.nothing_changes():
+    with coordinator.http(coordinator.worker_token("a")) as http, change_watcher.nothing_changes():
         response = http.post(SUBMIT, json=body)
     assert response.status_code == 422
     assert words in response.text

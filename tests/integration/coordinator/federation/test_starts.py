@@ -15,10 +15,10 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome, RunState
 from fedssl.protocol.views import RunView
 from fedssl_coordinator.storage.retention import collection
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
-from support.tables import Onlooker, Tables
+from support.scenario import Scenario
+from support.tables import ChangeWatcher, Tables
 from support.tensors import are_equal
 from support.weights import TINY_ENCODER, encoder_file, encoder_tensors
 
@@ -41,14 +41,14 @@ def prepared(coordinator: Coordinator, spec: RunSpec) -> RunView:
 
 
 @pytest.fixture
-def finished(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
+def finished(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
     """Return a completed run of two rounds."""
-    cast = Cast(coordinator, tables, tmp_path, "a")
+    scenario = Scenario(coordinator, tables, tmp_path, "a")
     for value in (1.0, 2.0):
-        cast.work("a", value=value)
-        cast.advance()
-    assert cast.run.outcome is Outcome.COMPLETED
-    return cast
+        scenario.work("a", value=value)
+        scenario.advance()
+    assert scenario.run.outcome is Outcome.COMPLETED
+    return scenario
 
 
 def test_the_first_broadcast_is_the_registered_encoder(
@@ -74,7 +74,7 @@ def test_the_first_broadcast_is_the_registered_encoder(
     assert f"| weights start | {added.digest} |" in card(run, [], [], lineage)
 
 
-def test_a_run_can_start_from_any_round_of_a_finished_run(coordinator: Coordinator, finished: Cast) -> None:
+def test_a_run_can_start_from_any_round_of_a_finished_run(coordinator: Coordinator, finished: Scenario) -> None:
     source = finished.run
     weights = [source.initial_model, finished.rounds[1].broadcast, source.model]
     for number, digest in enumerate(weights):
@@ -89,7 +89,7 @@ def test_a_run_can_start_from_any_round_of_a_finished_run(coordinator: Coordinat
 
 
 def test_images_that_are_prepared_differently_from_those_of_the_start_are_an_event(
-    coordinator: Coordinator, finished: Cast
+    coordinator: Coordinator, finished: Scenario
 ) -> None:
     spec = starting(run=str(finished.id))
     events = []
@@ -106,7 +106,7 @@ def test_images_that_are_prepared_differently_from_those_of_the_start_are_an_eve
     ]
 
 
-def test_repeating_a_request_returns_the_same_run(coordinator: Coordinator, finished: Cast, tmp_path: Path) -> None:
+def test_repeating_a_request_returns_the_same_run(coordinator: Coordinator, finished: Scenario, tmp_path: Path) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     for spec in (starting(weights="start"), starting(run=str(finished.id))):
         key = f"key-{spec.model.initial}".replace(" ", "")[:100]
@@ -115,7 +115,7 @@ def test_repeating_a_request_returns_the_same_run(coordinator: Coordinator, fini
 
 
 def test_weights_are_kept_for_a_run_that_names_them(
-    coordinator: Coordinator, finished: Cast, tables: Tables, tmp_path: Path
+    coordinator: Coordinator, finished: Scenario, tables: Tables, tmp_path: Path
 ) -> None:
     """The registered name, or the run that the weights come from, may be deleted before the new run begins."""
     added = coordinator.client.add_weights("start", encoder_file(tmp_path))
@@ -148,13 +148,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_invalid_start_is_refused_with_the_key_and_the_reason(
-    coordinator: Coordinator, finished: Cast, onlooker: Onlooker, tmp_path: Path, case: str
+    coordinator: Coordinator, finished: Scenario, change_watcher: ChangeWatcher, tmp_path: Path, case: str
 ) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     runs = {"finished": str(finished.id), "unfinished": str(coordinator.client.create_run(tiny_spec()).id)}
     initial, key, reason = REFUSED[case]
     initial = {name: runs.get(str(value), value) for name, value in initial.items()}
-    with onlooker.nothing_changes() as events, coordinator.http() as http:
+    with change_watcher.nothing_changes() as events, coordinator.http() as http:
         answer = http.post("/v1/runs", json={"spec": starting(**initial).model_dump(mode="json")})
     assert answer.status_code == 422, answer.text
     [error] = answer.json()["errors"]
@@ -163,7 +163,7 @@ def test_an_invalid_start_is_refused_with_the_key_and_the_reason(
     assert [event.kind for event in events] == ["request.refused"]
 
 
-def test_a_run_with_another_encoder_is_refused(coordinator: Coordinator, finished: Cast) -> None:
+def test_a_run_with_another_encoder_is_refused(coordinator: Coordinator, finished: Scenario) -> None:
     spec = starting(run=str(finished.id))
     wider = spec.model.model_copy(update={"encoder": EncoderConfig(widths=(4, 9))})
     with pytest.raises(Exception, match="trained the encoder convnet 4-8, and this one has convnet 4-9"):
@@ -212,7 +212,7 @@ def test_a_run_waits_for_weights_that_the_store_has_lost(
 
 
 def test_weights_and_runs_of_another_project_cannot_be_a_start(
-    coordinator: Coordinator, finished: Cast, tmp_path: Path
+    coordinator: Coordinator, finished: Scenario, tmp_path: Path
 ) -> None:
     coordinator.client.create_project("hearts")
     coordinator.client.add_weights("start", encoder_file(tmp_path))

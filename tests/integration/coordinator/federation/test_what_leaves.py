@@ -27,7 +27,7 @@ from fedssl.protocol.states import RunState
 from fedssl.protocol.work import DELIVERY_HEADER, Claim, Decline, EndedQuery, Heartbeat, Register, Submit
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
-from support.listening import LoopbackServer, Quiet
+from support.listening import LoopbackServer, QuietHandler
 from support.preloaded import Forked, preloaded
 from support.recording import RecordingProxy, Request
 
@@ -220,7 +220,7 @@ def test_a_worker_sends_nothing_if_its_policy_has_an_unknown_key(coordinator: Co
     assert "ledger.sing: there is no such key" in (tmp_path / "worker.log").read_text()
 
 
-class _Redirecting(Quiet):
+class _Redirecting(QuietHandler):
     def _answer(self) -> None:
         self.send_response(307)
         self.send_header("Location", f"{self.server.elsewhere}{self.path}")  # type: ignore[attr-defined]

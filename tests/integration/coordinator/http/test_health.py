@@ -12,7 +12,7 @@ from sqlalchemy import event
 
 from fedssl_coordinator.app import create_app
 from fedssl_coordinator.core.db import engine
-from support.coordinator import Coordinator, forget
+from support.coordinator import Coordinator, clear_caches
 from support.environment import coordinator_environment
 from support.federation import tiny_spec
 from support.servers import Servers
@@ -91,11 +91,11 @@ def test_a_database_without_tables_is_not_ready(
     with servers.database(empty=True) as url:
         for name, value in coordinator_environment(url, servers.redis_url, tmp_path / "store").items():
             monkeypatch.setenv(name, value)
-        forget()
+        clear_caches()
         answer = asyncio.run(_ask("/readyz"))
         assert answer.status_code == 503
         assert answer.json() == {
             "status": "unavailable",
             "checks": {"postgres": "not migrated: run `fedssl-coordinator migrate`"},
         }
-        forget()
+        clear_caches()

@@ -23,13 +23,13 @@ def _allowed(answer: httpx.Response) -> set[str]:
 
 
 @pytest.mark.parametrize("path", [*PATHS, *PAGES])
-def test_a_path_names_all_its_methods(standing: Coordinator, path: str) -> None:
+def test_a_path_names_all_its_methods(shared_coordinator: Coordinator, path: str) -> None:
     methods = (PATHS | PAGES)[path]
-    answer = _ask(standing, "TRACE", path)
+    answer = _ask(shared_coordinator, "TRACE", path)
     assert answer.status_code == 405
     assert answer.headers["content-type"] == "application/problem+json"
     assert _allowed(answer) - {"OPTIONS"} == methods
-    answer = _ask(standing, "OPTIONS", path)
+    answer = _ask(shared_coordinator, "OPTIONS", path)
     assert (answer.status_code, answer.content) == (204, b"")
     assert _allowed(answer) - {"OPTIONS"} == methods
 
@@ -38,8 +38,8 @@ def test_some_paths_have_several_methods() -> None:
     assert len(SEVERAL) >= 8
 
 
-def test_a_path_that_does_not_exist_has_no_methods(standing: Coordinator) -> None:
+def test_a_path_that_does_not_exist_has_no_methods(shared_coordinator: Coordinator) -> None:
     for method in ("OPTIONS", "TRACE", "GET"):
-        answer = _ask(standing, method, "/v1/nothing")
+        answer = _ask(shared_coordinator, method, "/v1/nothing")
         assert answer.status_code == 404
         assert "allow" not in answer.headers

@@ -22,9 +22,9 @@ from fedssl_coordinator.http import rate_limits
 from fedssl_coordinator.http.rate_limits import Credential, RateLimits, RequestCounts
 from fedssl_coordinator.identity.concurrency_limit import _waiting as places
 from fedssl_coordinator.identity.tokens import service as tokens
-from support.cast import Cast
 from support.coordinator import UNLIMITED, Coordinator
 from support.pages import Browser
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 from support.waiting import wait_until
@@ -293,7 +293,7 @@ def test_the_number_of_waiting_claims_per_token_is_limited(make: Make) -> None:
 def test_a_stream_that_is_closed_frees_its_place(make: Make, tmp_path: Path) -> None:
     coordinator = make(max_waiting_per_token=1)
     with Tables(coordinator.database_url) as tables, coordinator.http() as http:
-        path = f"/v1/runs/{Cast(coordinator, tables, tmp_path).id}/events/stream"
+        path = f"/v1/runs/{Scenario(coordinator, tables, tmp_path).id}/events/stream"
         with http.stream("GET", path) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -314,7 +314,7 @@ def test_streams_of_the_web_page_count_towards_the_limit_of_their_token(make: Ma
         coordinator.http(coordinator.operator_token) as http,
         Browser(coordinator, coordinator.operator_token) as browser,
     ):
-        run = Cast(coordinator, tables, tmp_path).id
+        run = Scenario(coordinator, tables, tmp_path).id
         with http.stream("GET", f"/v1/runs/{run}/events/stream") as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -458,7 +458,7 @@ def test_waiting_claims_and_slow_bodies_may_take_longer_than_a_head(make: Make) 
 def test_a_request_that_waits_too_long_for_a_lock_gets_a_503_with_retry_after(make: Make, tmp_path: Path) -> None:
     coordinator = make(lock_seconds=0.3)
     with Tables(coordinator.database_url) as tables:
-        run = Cast(coordinator, tables, tmp_path).id
+        run = Scenario(coordinator, tables, tmp_path).id
     plain = coordinator.database_url.replace("+psycopg", "")
     with psycopg.connect(plain) as holder, coordinator.http() as http:
         holder.execute("SELECT 1 FROM runs WHERE id = %s FOR UPDATE", (run,))

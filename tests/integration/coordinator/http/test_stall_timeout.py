@@ -77,7 +77,7 @@ def test_a_body_that_stalls_is_cut_off(quick: Coordinator, request_line: str, dr
 
 def test_bytes_of_an_upload_that_arrived_before_a_stall_are_kept(quick: Coordinator) -> None:
     with Tus(quick) as tus:
-        location = tus.begun(len(DATA), digest(DATA))
+        location = tus.begin(len(DATA), digest(DATA))
         with _connect(quick) as connection:
             more = ("Tus-Resumable: 1.0.0", "Upload-Offset: 0")
             connection.sendall(_head(quick, f"PATCH {location}", len(DATA), *more) + DATA[:70_000])
@@ -88,7 +88,7 @@ def test_bytes_of_an_upload_that_arrived_before_a_stall_are_kept(quick: Coordina
 
 def test_a_body_that_arrives_slowly_but_steadily_is_not_cut_off(quick: Coordinator) -> None:
     with Tus(quick) as tus:
-        location = tus.begun(len(DATA), digest(DATA))
+        location = tus.begin(len(DATA), digest(DATA))
 
         def slowly() -> Iterator[bytes]:
             for start in range(0, len(DATA), len(DATA) // 8 + 1):

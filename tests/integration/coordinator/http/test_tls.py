@@ -20,10 +20,10 @@ from fedssl.protocol.work import Submit
 from fedssl_coordinator import main
 from fedssl_coordinator.app import create_app
 from fedssl_coordinator.http.server import ListenOptions, ServingError, serve
-from support.cast import Cast
 from support.certificates import Authority, Pair
 from support.coordinator import Coordinator
 from support.federation import tensors_for
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 from support.tus import Tus
@@ -153,8 +153,8 @@ def test_an_upload_is_continued_over_another_mutual_tls_connection(
         Tables(url) as tables,
     ):
         model = {"encoder": {"widths": [64, 128]}, "projector": {"hidden_dims": [512], "out_dim": 512}}
-        cast = Cast(running, tables, tmp_path, "a", model=model)
-        item, path = cast.claim("a"), tmp_path / "update"
+        scenario = Scenario(running, tables, tmp_path, "a", model=model)
+        item, path = scenario.claim("a"), tmp_path / "update"
         save_tensors(tensors_for(item.plan.update, 1.0), path)
         data, digest = path.read_bytes(), digest_of(path)
         assert len(data) > 1 << 20  # a smaller file would not be sent with tus
@@ -162,7 +162,7 @@ def test_an_upload_is_continued_over_another_mutual_tls_connection(
         tls = Tls(ca_file=authority.file, client_cert=own.certificate, client_key=own.key)
         secret = running.worker_token("a")
         with Tus(running, secret, verify=tls.context(httpx.URL(running.url))) as tus:
-            location = tus.begun(len(data), digest, item.assignment_id)
+            location = tus.begin(len(data), digest, item.assignment_id)
             assert tus.send(location, data[:700_000], 0).headers["upload-offset"] == "700000"
         with WorkerClient(running.url, secret, tls=tls) as worker:
             assert worker.upload(digest, path, item.assignment_id) == len(data) - 700_000
@@ -170,7 +170,7 @@ def test_an_upload_is_continued_over_another_mutual_tls_connection(
             back = tmp_path / "broadcast"
             worker.download(item.broadcast, back)
             assert digest_of(back) == item.broadcast
-        assert cast.states() == [("a", 1, "accepted")]
+        assert scenario.states() == [("a", 1, "accepted")]
 
 
 def test_the_command_takes_its_files_from_the_environment(encrypted: Coordinator, authority: Authority) -> None:

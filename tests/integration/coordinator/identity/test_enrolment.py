@@ -114,11 +114,11 @@ def test_an_expired_revoked_or_replaced_enrolment_is_refused(coordinator: Coordi
         assert enrolment.client_id is not None
         coordinator.client.create_enrolment_token(enrolment.client_id)
 
-    def shut_out(enrolment: TokenCreated) -> None:
+    def revoke_client(enrolment: TokenCreated) -> None:
         assert enrolment.client_id is not None
         coordinator.client.revoke_client(enrolment.client_id)
 
-    ends: list[Callable[[TokenCreated], None]] = [expire, revoke, replace, shut_out]
+    ends: list[Callable[[TokenCreated], None]] = [expire, revoke, replace, revoke_client]
     for end in ends:
         enrolment = coordinator.client.create_enrolment_token(end.__name__.replace("_", "-"))
         end(enrolment)

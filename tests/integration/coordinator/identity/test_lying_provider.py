@@ -31,7 +31,7 @@ _CALLBACK = "/sign-in/oidc/callback"
 
 
 @dataclass
-class Place:
+class LyingSetup:
     """A coordinator and its provider. `sign_in` takes false claims."""
 
     coordinator: Coordinator
@@ -50,7 +50,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def _place(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def _provider_setup(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LyingSetup]:
     store = tmp_path_factory.mktemp("liar") / "store"
     with (
         Liar() as liar,
@@ -58,46 +58,56 @@ def _place(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         Coordinator(url, servers.redis_url, store, **settings_for(liar.issuer)) as coordinator,
         Tables(url) as tables,
     ):
-        yield Place(coordinator, liar, tables)
+        yield LyingSetup(coordinator, liar, tables)
 
 
 @pytest.fixture
-def place(_place: Place) -> Place:
-    """Return the place, with an honest provider that the coordinator has not contacted yet."""
-    _place.liar.behave()
+def provider_setup(_provider_setup: LyingSetup) -> LyingSetup:
+    """Return the coordinator and its provider, which is honest and which the coordinator has not contacted yet."""
+    _provider_setup.liar.behave()
     openid.provider.cache_clear()
-    return _place
+    return _provider_setup
 
 
-def refused(place: Place, answer: httpx.Response, reason: str, status: int = 401) -> None:
+def assert_sign_in_refused(provider_setup: LyingSetup, answer: httpx.Response, reason: str, status: int = 401) -> None:
     """Check that no one was signed in, and that the page gives the reason and still takes tokens."""
     alert = re.search(r'role="alert">([^<]*)<', answer.text)
     assert alert, answer.text
     assert reason in unescape(alert[1])
     assert answer.status_code == status
     assert sessions.COOKIE not in answer.headers.get("set-cookie", "")
-    assert place.tables.one("SELECT count(*) FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %") == 0
-    with Browser(place.coordinator, place.coordinator.operator_token) as browser:
+    assert (
+        provider_setup.tables.one(
+            "SELECT count(*) FROM tokens WHERE subject LIKE %s", f"{provider_setup.liar.issuer} %"
+        )
+        == 0
+    )
+    with Browser(provider_setup.coordinator, provider_setup.coordinator.operator_token) as browser:
         assert browser.get("/runs").status_code == 200
 
 
 @pytest.fixture
-def signed_in(place: Place) -> Callable[[httpx.Response], None]:
+def signed_in(provider_setup: LyingSetup) -> Callable[[httpx.Response], None]:
     """Return a function that checks that a person was signed in, and deletes the session."""
 
     def check(answer: httpx.Response) -> None:
         assert (answer.status_code, answer.headers.get("location")) == (303, "/runs"), answer.text
-        assert place.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %") == 1
+        assert (
+            provider_setup.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{provider_setup.liar.issuer} %")
+            == 1
+        )
 
     return check
 
 
-def test_an_honest_provider_signs_people_in(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
-    signed_in(place.sign_in())
+def test_an_honest_provider_signs_people_in(
+    provider_setup: LyingSetup, signed_in: Callable[[httpx.Response], None]
+) -> None:
+    signed_in(provider_setup.sign_in())
     now = int(time.time())
-    signed_in(place.sign_in(exp=now - 30, iat=now + 30))  # clocks may differ
-    signed_in(place.sign_in(aud=[CLIENT_ID, "other"], azp=CLIENT_ID))
-    signed_in(place.sign_in(at_hash=None))
+    signed_in(provider_setup.sign_in(exp=now - 30, iat=now + 30))  # clocks may differ
+    signed_in(provider_setup.sign_in(aud=[CLIENT_ID, "other"], azp=CLIENT_ID))
+    signed_in(provider_setup.sign_in(at_hash=None))
 
 
 @pytest.mark.parametrize(
@@ -127,8 +137,8 @@ def test_an_honest_provider_signs_people_in(place: Place, signed_in: Callable[[h
         ({"sub": "x" * 256}, "sub"),
     ],
 )
-def test_wrong_and_missing_claims_are_refused(place: Place, claims: dict[str, Any], reason: str) -> None:
-    refused(place, place.sign_in(**claims), reason)
+def test_wrong_and_missing_claims_are_refused(provider_setup: LyingSetup, claims: dict[str, Any], reason: str) -> None:
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(**claims), reason)
 
 
 _SIGNATURES: dict[str, Callable[[Liar], Callable[[dict[str, Any]], str]]] = {
@@ -167,34 +177,38 @@ def _with_other_claims(token: str, liar: Liar) -> str:
 
 @pytest.mark.parametrize("signature", _SIGNATURES)
 @pytest.mark.filterwarnings("ignore::joserfc.errors.SecurityWarning")
-def test_invalid_signatures_are_refused(place: Place, signature: str) -> None:
-    place.liar.sign = _SIGNATURES[signature](place.liar)
-    refused(place, place.sign_in(), "is not valid")
+def test_invalid_signatures_are_refused(provider_setup: LyingSetup, signature: str) -> None:
+    provider_setup.liar.sign = _SIGNATURES[signature](provider_setup.liar)
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(), "is not valid")
 
 
 def test_a_new_key_is_fetched_but_not_for_every_request_with_an_unknown_one(
-    place: Place, signed_in: Callable[[httpx.Response], None]
+    provider_setup: LyingSetup, signed_in: Callable[[httpx.Response], None]
 ) -> None:
-    signed_in(place.sign_in())
+    signed_in(provider_setup.sign_in())
     new = RSAKey.generate_key(2048, {"kid": "two", "use": "sig"})
-    place.liar.keys = KeySet([place.liar.key, new]).as_dict(private=False)
-    place.liar.sign = lambda claims: place.liar.signed(claims, new, "two")
-    refused(place, place.sign_in(), "No key for kid")  # the keys were fetched a moment ago
-    assert place.liar.requests.count("/keys") == 1
+    provider_setup.liar.keys = KeySet([provider_setup.liar.key, new]).as_dict(private=False)
+    provider_setup.liar.sign = lambda claims: provider_setup.liar.signed(claims, new, "two")
+    assert_sign_in_refused(
+        provider_setup, provider_setup.sign_in(), "No key for kid"
+    )  # the keys were fetched a moment ago
+    assert provider_setup.liar.requests.count("/keys") == 1
     found = openid.provider()
     assert found is not None
     found._fetched_at -= openid._REFETCH_SECONDS
-    signed_in(place.sign_in())
-    place.liar.sign = lambda claims: place.liar.signed(claims, new, "three")
+    signed_in(provider_setup.sign_in())
+    provider_setup.liar.sign = lambda claims: provider_setup.liar.signed(claims, new, "three")
     for _ in range(3):
-        refused(place, place.sign_in(), "No key for kid")
-    assert place.liar.requests.count("/keys") == 2
+        assert_sign_in_refused(provider_setup, provider_setup.sign_in(), "No key for kid")
+    assert provider_setup.liar.requests.count("/keys") == 2
 
 
-def test_unknown_kinds_of_keys_are_ignored(place: Place, signed_in: Callable[[httpx.Response], None]) -> None:
+def test_unknown_kinds_of_keys_are_ignored(
+    provider_setup: LyingSetup, signed_in: Callable[[httpx.Response], None]
+) -> None:
     others: list[Any] = [{"kty": "EC", "crv": "brainpoolP256r1", "x": "aa", "y": "bb", "kid": "other"}, {"kty": "X"}, 7]
-    place.liar.keys["keys"] = [*others, *place.liar.keys["keys"]]
-    signed_in(place.sign_in())
+    provider_setup.liar.keys["keys"] = [*others, *provider_setup.liar.keys["keys"]]
+    signed_in(provider_setup.sign_in())
 
 
 @pytest.mark.parametrize(
@@ -208,10 +222,10 @@ def test_unknown_kinds_of_keys_are_ignored(place: Place, signed_in: Callable[[ht
     ],
 )
 def test_discovery_documents_with_untrustworthy_addresses_are_refused(
-    place: Place, change: dict[str, Any], reason: str
+    provider_setup: LyingSetup, change: dict[str, Any], reason: str
 ) -> None:
-    place.liar.document.update(change)
-    refused(place, place.sign_in(), reason, 503)
+    provider_setup.liar.document.update(change)
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(), reason, 503)
 
 
 @pytest.mark.parametrize(
@@ -234,34 +248,34 @@ def test_discovery_documents_with_untrustworthy_addresses_are_refused(
     ],
 )
 def test_unusable_answers_of_the_provider_are_refused_with_the_reason(
-    place: Place, path: str, status: int, body: bytes, reason: str, expected: int
+    provider_setup: LyingSetup, path: str, status: int, body: bytes, reason: str, expected: int
 ) -> None:
-    place.liar.answers[path] = (status, body)
-    refused(place, place.sign_in(), reason, expected)
+    provider_setup.liar.answers[path] = (status, body)
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(), reason, expected)
 
 
 def test_groups_are_also_read_from_the_user_information(
-    place: Place, signed_in: Callable[[httpx.Response], None]
+    provider_setup: LyingSetup, signed_in: Callable[[httpx.Response], None]
 ) -> None:
-    place.liar.userinfo = {"sub": "1", "groups": ["readers"], "iss": "https://evil.example"}
-    signed_in(place.sign_in(groups=None))
-    place.liar.userinfo = {"sub": "2", "groups": ["chiefs"]}
-    refused(place, place.sign_in(groups=None), "about another person")
-    place.liar.answers["/userinfo"] = (403, b"{}")
-    refused(place, place.sign_in(groups=None), "answered 403", 503)
+    provider_setup.liar.userinfo = {"sub": "1", "groups": ["readers"], "iss": "https://evil.example"}
+    signed_in(provider_setup.sign_in(groups=None))
+    provider_setup.liar.userinfo = {"sub": "2", "groups": ["chiefs"]}
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(groups=None), "about another person")
+    provider_setup.liar.answers["/userinfo"] = (403, b"{}")
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(groups=None), "answered 403", 503)
 
 
 @pytest.mark.parametrize("groups", ["cooks", ["cooks", 7, None, {"chiefs": 1}], {"chiefs": "ml-team"}, 7, "\0"])
-def test_a_person_whose_claims_give_no_role_is_refused(place: Place, groups: object) -> None:
-    place.liar.userinfo = {"sub": "1"}
-    refused(place, place.sign_in(groups=groups), "you have no role here", 403)
+def test_a_person_whose_claims_give_no_role_is_refused(provider_setup: LyingSetup, groups: object) -> None:
+    provider_setup.liar.userinfo = {"sub": "1"}
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(groups=groups), "you have no role here", 403)
 
 
-def test_the_highest_role_counts(place: Place) -> None:
-    with Browser(place.coordinator, None) as browser:
+def test_the_highest_role_counts(provider_setup: LyingSetup) -> None:
+    with Browser(provider_setup.coordinator, None) as browser:
         query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
         label = "<script>\0" + "x" * 200
-        place.liar.expect(query["nonce"], groups=["readers", "chiefs"], preferred_username=label)
+        provider_setup.liar.expect(query["nonce"], groups=["readers", "chiefs"], preferred_username=label)
         assert browser.http.get(_CALLBACK, params={"code": "any", "state": query["state"]}).status_code == 303
         page = browser.get("/runs").text
         assert "Signed in as <b>&lt;script&gt;\\x00xxx" in page
@@ -269,29 +283,31 @@ def test_the_highest_role_counts(place: Place) -> None:
         # This provider offers no sign-out. The session here still ends.
         assert browser.send("/sign-out").headers["location"] == "/sign-in"
         assert browser.get("/runs").status_code == 303
-    place.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{place.liar.issuer} %")
+    provider_setup.tables.execute("DELETE FROM tokens WHERE subject LIKE %s", f"{provider_setup.liar.issuer} %")
 
 
-def test_the_answer_of_another_provider_is_refused(place: Place) -> None:
-    with Browser(place.coordinator, None) as browser:
+def test_the_answer_of_another_provider_is_refused(provider_setup: LyingSetup) -> None:
+    with Browser(provider_setup.coordinator, None) as browser:
         query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
-        place.liar.expect(query["nonce"])
+        provider_setup.liar.expect(query["nonce"])
         lie = {"code": "any", "state": query["state"], "iss": "https://evil.example"}
-        refused(place, browser.http.get(_CALLBACK, params=lie), "does not come from this provider")
-    place.liar.document["authorization_response_iss_parameter_supported"] = True
+        assert_sign_in_refused(
+            provider_setup, browser.http.get(_CALLBACK, params=lie), "does not come from this provider"
+        )
+    provider_setup.liar.document["authorization_response_iss_parameter_supported"] = True
     openid.provider.cache_clear()
-    refused(place, place.sign_in(), "does not come from this provider")
-    assert "/token" not in place.liar.requests, "no code goes to a provider that it may not be from"
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(), "does not come from this provider")
+    assert "/token" not in provider_setup.liar.requests, "no code goes to a provider that it may not be from"
 
 
 @pytest.mark.parametrize("state", [None, "", "x", "\u00e4"])
-def test_an_answer_with_a_wrong_or_missing_state_is_refused(place: Place, state: str | None) -> None:
-    with Browser(place.coordinator, None) as browser:
+def test_an_answer_with_a_wrong_or_missing_state_is_refused(provider_setup: LyingSetup, state: str | None) -> None:
+    with Browser(provider_setup.coordinator, None) as browser:
         query = query_of(browser.http.get("/sign-in/oidc").headers["location"])
-        place.liar.expect(query["nonce"])
+        provider_setup.liar.expect(query["nonce"])
         answer = {"code": "any"} | ({} if state is None else {"state": state})
-        refused(place, browser.http.get(_CALLBACK, params=answer), "did not begin this sign-in")
-    assert "/token" not in place.liar.requests
+        assert_sign_in_refused(provider_setup, browser.http.get(_CALLBACK, params=answer), "did not begin this sign-in")
+    assert "/token" not in provider_setup.liar.requests
 
 
 @pytest.mark.parametrize(
@@ -308,18 +324,18 @@ def test_an_answer_with_a_wrong_or_missing_state_is_refused(place: Place, state:
         b"[" * 2000,
     ],
 )
-def test_a_forged_cookie_is_refused(place: Place, content: bytes) -> None:
+def test_a_forged_cookie_is_refused(provider_setup: LyingSetup, content: bytes) -> None:
     cookie = base64.urlsafe_b64encode(content).decode()
-    with Browser(place.coordinator, None) as browser:
+    with Browser(provider_setup.coordinator, None) as browser:
         for made_up in (cookie, cookie + "x", "\u00e4"):
             header = f"{ATTEMPT_COOKIE}={made_up}".encode()
             answer = browser.http.get(_CALLBACK, params={"code": "any", "state": "s"}, headers={b"Cookie": header})
-            refused(place, answer, "did not begin this sign-in")
-    assert "/token" not in place.liar.requests
+            assert_sign_in_refused(provider_setup, answer, "did not begin this sign-in")
+    assert "/token" not in provider_setup.liar.requests
 
 
 def test_a_provider_that_is_down_is_reported_at_once_and_retried_later(
-    place: Place, signed_in: Callable[[httpx.Response], None]
+    provider_setup: LyingSetup, signed_in: Callable[[httpx.Response], None]
 ) -> None:
     with Liar() as gone:
         issuer = gone.issuer
@@ -327,16 +343,18 @@ def test_a_provider_that_is_down_is_reported_at_once_and_retried_later(
     assert found is not None
     found.issuer, honest = issuer, found.issuer
     began = time.monotonic()
-    answers = [place.sign_in() for _ in range(3)]
+    answers = [provider_setup.sign_in() for _ in range(3)]
     assert time.monotonic() - began < 5
-    refused(place, answers[0], "did not answer", 503)
-    refused(place, answers[2], "did not answer a moment ago", 503)
+    assert_sign_in_refused(provider_setup, answers[0], "did not answer", 503)
+    assert_sign_in_refused(provider_setup, answers[2], "did not answer a moment ago", 503)
     found.issuer = honest
     found._failed_at -= openid._FAILED_SECONDS
-    signed_in(place.sign_in())
+    signed_in(provider_setup.sign_in())
 
 
-def test_a_provider_that_answers_byte_by_byte_is_cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_provider_that_answers_byte_by_byte_is_cut_off(
+    provider_setup: LyingSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedssl_coordinator.identity.openid import exchange
 
     monkeypatch.setattr(exchange, "_SECONDS", 1.0)
@@ -349,14 +367,14 @@ def test_a_provider_that_answers_byte_by_byte_is_cut_off(place: Place, monkeypat
             request.wfile.write(b" ")
             time.sleep(0.1)
 
-    monkeypatch.setattr(place.liar, "answer", drip)
+    monkeypatch.setattr(provider_setup.liar, "answer", drip)
     began = time.monotonic()
-    refused(place, place.sign_in(), "did not answer", 503)
+    assert_sign_in_refused(provider_setup, provider_setup.sign_in(), "did not answer", 503)
     assert time.monotonic() - began < 8
 
 
 def test_with_tls_the_authority_is_checked_and_cookies_are_secure(
-    place: Place, servers: Servers, tmp_path: Path, change_settings: Callable[..., None]
+    provider_setup: LyingSetup, servers: Servers, tmp_path: Path, change_settings: Callable[..., None]
 ) -> None:
     ours, foreign = Authority(tmp_path), Authority(tmp_path, "foreign")
     api = ours.sign("api", "127.0.0.1")
@@ -364,8 +382,8 @@ def test_with_tls_the_authority_is_checked_and_cookies_are_secure(
     with (
         Liar(ours.sign("provider", "127.0.0.1")) as liar,
         Coordinator(
-            place.coordinator.database_url, servers.redis_url, tmp_path / "store", tls=tls, listening=listening,
-            **settings_for(liar.issuer, FEDSSL_OIDC_CA_FILE=str(ours.file)),
+            provider_setup.coordinator.database_url, servers.redis_url, tmp_path / "store", tls=tls,
+            listening=listening, **settings_for(liar.issuer, FEDSSL_OIDC_CA_FILE=str(ours.file)),
         ) as coordinator,
     ):  # fmt: skip
         with Browser(coordinator, None) as browser:
@@ -379,7 +397,7 @@ def test_with_tls_the_authority_is_checked_and_cookies_are_secure(
             started = [line for line in answer.headers.get_list("set-cookie") if "Max-Age=0" not in line]
             assert len(started) == 2
             assert all("; Secure" in line for line in started)
-        place.tables.execute("DELETE FROM tokens WHERE subject IS NOT NULL")
+        provider_setup.tables.execute("DELETE FROM tokens WHERE subject IS NOT NULL")
         for file, reason in ((foreign.file, "CERTIFICATE_VERIFY_FAILED"), (tmp_path / "none", "cannot be used (")):
             change_settings(OIDC_CA_FILE=str(file))
             openid.provider.cache_clear()
@@ -391,9 +409,9 @@ def test_with_tls_the_authority_is_checked_and_cookies_are_secure(
 
 @pytest.mark.parametrize(("name", "value"), [("ALL_PROXY", "socks5://127.0.0.1:1080"), ("NO_PROXY", "[::1]")])
 def test_unusable_proxies_in_the_environment_are_named(
-    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    provider_setup: LyingSetup, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    with Browser(place.coordinator, None) as browser:
+    with Browser(provider_setup.coordinator, None) as browser:
         for each in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
             monkeypatch.delenv(each, raising=False)
             monkeypatch.delenv(each.lower(), raising=False)
@@ -405,13 +423,13 @@ def test_unusable_proxies_in_the_environment_are_named(
 
 
 def test_without_a_provider_no_sign_in_is_offered(
-    place: Place, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    provider_setup: LyingSetup, change_settings: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ISSUER", "CLIENT_ID", "CLIENT_SECRET", "ROLES"):
         monkeypatch.delenv(f"FEDSSL_OIDC_{name}")
     change_settings()
     openid.provider.cache_clear()
-    with Browser(place.coordinator, None) as browser:
+    with Browser(provider_setup.coordinator, None) as browser:
         assert "/sign-in/oidc" not in browser.get("/sign-in").text
         assert browser.get("/sign-in/oidc").status_code == 404
         assert browser.get(_CALLBACK).status_code == 401
@@ -429,7 +447,7 @@ def test_without_a_provider_no_sign_in_is_offered(
     ],
 )
 def test_settings_that_cannot_work_are_refused(
-    place: Place, change_settings: Callable[..., None], change: dict[str, str], message: str
+    provider_setup: LyingSetup, change_settings: Callable[..., None], change: dict[str, str], message: str
 ) -> None:
     from fedssl_coordinator.core.settings import settings
 

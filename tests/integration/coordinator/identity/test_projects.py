@@ -22,7 +22,7 @@ from fedssl_coordinator.identity.openid.people import Person, person_of
 from fedssl_coordinator.identity.tokens import service as tokens
 from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 from support.coordinator import Coordinator
-from support.data_sets import labelled_bytes, public_bytes, written
+from support.data_sets import labelled_bytes, public_bytes, write_file
 from support.federation import deliver, tiny_spec
 from support.pages import Browser
 from support.tables import Tables
@@ -102,7 +102,7 @@ def test_a_run_cannot_name_the_clients_of_another_project(coordinator: Coordinat
 
 
 def test_data_sets_belong_to_one_project(coordinator: Coordinator, hearts: Hearts, tmp_path: Path) -> None:
-    file = written(tmp_path, labelled_bytes())
+    file = write_file(tmp_path, labelled_bytes())
     coordinator.client.add_evaluation_dataset("scans", file)
     assert list(hearts.operator.evaluation_datasets()) == []
     with pytest.raises(Conflict, match="the name scans is taken"):
@@ -115,7 +115,7 @@ def test_data_sets_belong_to_one_project(coordinator: Coordinator, hearts: Heart
     with pytest.raises(ApiError, match="no evaluation data set hearts is registered"):
         coordinator.client.create_run(judged)  # of the default project
     hearts.operator.create_run(judged)
-    public = coordinator.client.add_public_dataset("all", written(tmp_path, public_bytes()))
+    public = coordinator.client.add_public_dataset("all", write_file(tmp_path, public_bytes()))
     with pytest.raises(ApiError, match="no public data set all is registered"):
         hearts.operator.create_run(tiny_spec(public_data={"dataset": "all", "num_images": 4, "digest": public.digest}))
 
@@ -123,7 +123,7 @@ def test_data_sets_belong_to_one_project(coordinator: Coordinator, hearts: Heart
 def test_a_digest_gives_no_access_to_a_data_set_of_another_project(
     coordinator: Coordinator, hearts: Hearts, tmp_path: Path
 ) -> None:
-    file = written(tmp_path, labelled_bytes())
+    file = write_file(tmp_path, labelled_bytes())
     digest = coordinator.client.add_evaluation_dataset("scans", file).digest
     claim = {"name": "stolen", "digest": digest}
     length = str(file.stat().st_size)
@@ -150,7 +150,7 @@ def test_a_data_set_whose_upload_took_longer_than_a_day_is_kept(
     images = public_bytes()
     digest = digest_of(images)
     with Tus(coordinator, hearts.secrets["operator"]) as tus:
-        location = tus.begun(len(images), digest)
+        location = tus.begin(len(images), digest)
         tus.send(location, images[:-1], 0)
         tables.execute("UPDATE partial_uploads SET created_at = now() - interval '30 hours'")
         assert tus.send(location, images[-1:], len(images) - 1).status_code == 204
@@ -163,7 +163,7 @@ def test_a_data_set_whose_upload_took_longer_than_a_day_is_kept(
 def test_each_project_whose_run_needs_a_damaged_file_is_notified(
     coordinator: Coordinator, hearts: Hearts, tmp_path: Path
 ) -> None:
-    file = written(tmp_path, public_bytes())
+    file = write_file(tmp_path, public_bytes())
     digest = coordinator.client.add_public_dataset("all", file).digest
     assert hearts.operator.add_public_dataset("same", file).digest == digest
     for client, name in ((coordinator.client, "all"), (hearts.operator, "same")):

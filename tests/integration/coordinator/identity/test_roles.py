@@ -30,15 +30,15 @@ class Token:
 
 
 @pytest.fixture(scope="module")
-def made(standing: Coordinator) -> dict[str, Token]:
+def made(shared_coordinator: Coordinator) -> dict[str, Token]:
     """Return a token of each role, by role."""
 
     def token(role: Role) -> Token:
         client_id = "a" if role is Role.WORKER else None
         made = (
-            standing.client.create_enrolment_token("b")
+            shared_coordinator.client.create_enrolment_token("b")
             if role is Role.ENROLMENT
-            else standing.client.create_token(role.value, client_id)
+            else shared_coordinator.client.create_token(role.value, client_id)
         )
         return Token(made.secret, str(made.id))
 
@@ -104,11 +104,11 @@ def test_each_operation_has_the_fewest_roles_that_its_work_needs(operation: Oper
 
 @pytest.mark.parametrize("operation", GUARDED, ids=str)
 def test_each_role_can_call_its_own_operations_and_no_others(
-    standing: Coordinator, made: dict[str, Token], operation: Operation
+    shared_coordinator: Coordinator, made: dict[str, Token], operation: Operation
 ) -> None:
-    assert _call(standing, operation, None).status_code == 401
+    assert _call(shared_coordinator, operation, None).status_code == 401
     for role, token in made.items():
-        answer = _call(standing, operation, token.secret)
+        answer = _call(shared_coordinator, operation, token.secret)
         assert answer.status_code < 500, answer.text
         if role in operation.roles:
             assert answer.status_code not in (401, 403), answer.text
@@ -125,14 +125,14 @@ def test_each_role_can_call_its_own_operations_and_no_others(
     "end", ["expires_at = now()", "revoked_at = now()", "revoked_at = now() - interval '1 day'"], ids=str
 )
 def test_an_expired_or_revoked_token_is_refused_everywhere(
-    standing: Coordinator, made: dict[str, Token], tables: Tables, end: str
+    shared_coordinator: Coordinator, made: dict[str, Token], tables: Tables, end: str
 ) -> None:
     for token in made.values():
         tables.execute(f"UPDATE tokens SET {end} WHERE id = %s", token.id)  # type: ignore[arg-type]
     try:
         for operation in GUARDED:
             for token in made.values():
-                answer = _call(standing, operation, token.secret)
+                answer = _call(shared_coordinator, operation, token.secret)
                 assert answer.status_code == 401, (str(operation), answer.text)
                 assert operation.method == "HEAD" or "expired or revoked" in answer.json()["detail"]
     finally:

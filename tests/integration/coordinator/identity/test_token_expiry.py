@@ -17,8 +17,8 @@ from fedssl_coordinator.federation.events import endpoints as events
 from fedssl_coordinator.federation.work import waiting_claims as work
 from fedssl_coordinator.identity.openid.people import Person
 from fedssl_coordinator.identity.tokens import service as tokens
-from support.cast import Cast
 from support.coordinator import Coordinator
+from support.scenario import Scenario
 from support.tables import Tables
 
 
@@ -127,10 +127,10 @@ def test_a_waiting_claim_ends_with_its_token(
 def test_a_stream_ends_with_its_token(
     polls: Callable[[float], None], coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "a", num_rounds=1)
+    scenario = Scenario(coordinator, tables, tmp_path, "a", num_rounds=1)
 
     def watch(token: TokenCreated) -> Callable[[], object]:
-        return lambda: list(_client(coordinator, token).events(cast.id))
+        return lambda: list(_client(coordinator, token).events(scenario.id))
 
     token = coordinator.client.create_token("viewer")
     assert _seconds_until_refused(watch(token), lambda: _expire(tables, token.id)) < WITHIN

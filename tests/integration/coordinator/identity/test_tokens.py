@@ -10,7 +10,7 @@ from fedssl.client import Client, Conflict, NotAllowed, NotAuthenticated, NotFou
 from fedssl_coordinator.identity.authentication import hash_secret, new_secret
 from support.coordinator import Coordinator
 from support.openapi import OPEN, WORKERS_ONLY, Operation, api_document, operations
-from support.tables import Onlooker
+from support.tables import ChangeWatcher
 
 DOCUMENT = api_document()
 GUARDED = [operation for operation in operations(DOCUMENT) if operation.template not in OPEN]
@@ -61,83 +61,98 @@ def test_every_guarded_operation_is_in_one_group() -> None:
     ],
     ids=["none", "empty", "no secret", "garbage", "long", "not ascii", "basic", "cookie"],
 )
-def test_every_operation_requires_a_valid_token(standing: Coordinator, headers: dict[str, str]) -> None:
+def test_every_operation_requires_a_valid_token(shared_coordinator: Coordinator, headers: dict[str, str]) -> None:
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
     for operation in GUARDED:
-        answer = _call(standing, operation, encoded)  # type: ignore[arg-type]
+        answer = _call(shared_coordinator, operation, encoded)  # type: ignore[arg-type]
         _assert_problem(answer, 401, "unauthenticated", "send a valid token as `Authorization: Bearer ...`")
         assert answer.headers["www-authenticate"] == "Bearer", operation
 
 
-def test_requests_without_a_token_leave_no_trace(standing: Coordinator, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
+def test_requests_without_a_token_leave_no_trace(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
+    with change_watcher.nothing_changes() as events:
         for operation in GUARDED:
-            assert _call(standing, operation, {}).status_code == 401
+            assert _call(shared_coordinator, operation, {}).status_code == 401
     assert events == []  # a caller without a token cannot fill the audit log
 
 
-def test_a_token_in_the_query_is_not_accepted(standing: Coordinator) -> None:
-    with standing.bare_http() as http:
+def test_a_token_in_the_query_is_not_accepted(shared_coordinator: Coordinator) -> None:
+    with shared_coordinator.bare_http() as http:
         for name in ("token", "access_token", "authorization"):
-            assert http.get("/v1/runs", params={name: standing.operator_token}).status_code == 401
+            assert http.get("/v1/runs", params={name: shared_coordinator.operator_token}).status_code == 401
 
 
-def test_workers_and_operators_are_refused_each_others_operations(standing: Coordinator, onlooker: Onlooker) -> None:
-    worker = {"Authorization": f"Bearer {standing.worker_token('a')}"}
-    operator = {"Authorization": f"Bearer {standing.operator_token}"}
-    with onlooker.nothing_changes():
+def test_workers_and_operators_are_refused_each_others_operations(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
+    worker = {"Authorization": f"Bearer {shared_coordinator.worker_token('a')}"}
+    operator = {"Authorization": f"Bearer {shared_coordinator.operator_token}"}
+    with change_watcher.nothing_changes():
         for operation in OPERATORS:
-            _assert_problem(_call(standing, operation, worker), 403, "forbidden", "yours is a worker's")
+            _assert_problem(_call(shared_coordinator, operation, worker), 403, "forbidden", "yours is a worker's")
         for operation in WORKERS:
-            _assert_problem(_call(standing, operation, operator), 403, "forbidden", "yours is an operator's")
+            _assert_problem(_call(shared_coordinator, operation, operator), 403, "forbidden", "yours is an operator's")
 
 
-def test_a_revoked_token_is_refused_everywhere(standing: Coordinator, onlooker: Onlooker) -> None:
+def test_a_revoked_token_is_refused_everywhere(shared_coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
     for role, client_id, its in (("admin", None, OPERATORS), ("worker", "revoked-token", WORKERS)):
-        token = standing.client.create_token(role, client_id)  # type: ignore[arg-type]
+        token = shared_coordinator.client.create_token(role, client_id)  # type: ignore[arg-type]
         headers = {"Authorization": f"Bearer {token.secret}"}
         permitted = next(each for each in its if not each.path.endswith("/claim"))  # a claim would wait for work
-        assert _call(standing, permitted, headers).status_code not in (401, 403)
-        standing.client.revoke_token(token.id)
-        standing.client.revoke_token(token.id)  # a repeated revocation is not an error
-        with onlooker.nothing_changes() as events:
+        assert _call(shared_coordinator, permitted, headers).status_code not in (401, 403)
+        shared_coordinator.client.revoke_token(token.id)
+        shared_coordinator.client.revoke_token(token.id)  # a repeated revocation is not an error
+        with change_watcher.nothing_changes() as events:
             for operation in GUARDED:
-                _assert_problem(_call(standing, operation, headers), 401, "unauthenticated", "expired or revoked")
+                _assert_problem(
+                    _call(shared_coordinator, operation, headers), 401, "unauthenticated", "expired or revoked"
+                )
         assert events == []
 
 
-def test_all_tokens_of_a_revoked_client_are_refused_everywhere(standing: Coordinator, onlooker: Onlooker) -> None:
-    headers = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
-    other = {"Authorization": f"Bearer {standing.worker_token('leaver')}"}
-    last = onlooker.tables.last_event()
-    assert standing.client.revoke_client("leaver").revoked_at is not None
-    first = standing.client.client("leaver").revoked_at
-    assert standing.client.revoke_client("leaver").revoked_at == first  # a repeated revocation changes nothing
-    assert [event.kind for event in onlooker.tables.events_after(last)] == ["client.revoked"]
+def test_all_tokens_of_a_revoked_client_are_refused_everywhere(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
+    headers = {"Authorization": f"Bearer {shared_coordinator.worker_token('leaver')}"}
+    other = {"Authorization": f"Bearer {shared_coordinator.worker_token('leaver')}"}
+    last = change_watcher.tables.last_event()
+    assert shared_coordinator.client.revoke_client("leaver").revoked_at is not None
+    first = shared_coordinator.client.client("leaver").revoked_at
+    assert (
+        shared_coordinator.client.revoke_client("leaver").revoked_at == first
+    )  # a repeated revocation changes nothing
+    assert [event.kind for event in change_watcher.tables.events_after(last)] == ["client.revoked"]
     for mine in (headers, other):
         for operation in GUARDED:
-            _assert_problem(_call(standing, operation, mine), 401, "unauthenticated", "expired or revoked")
+            _assert_problem(_call(shared_coordinator, operation, mine), 401, "unauthenticated", "expired or revoked")
     with pytest.raises(Conflict, match="is revoked; enrol the data owner under a new name"):
-        standing.worker_token("leaver")
+        shared_coordinator.worker_token("leaver")
 
 
-def test_secrets_are_shown_once_and_are_not_stored(standing: Coordinator, onlooker: Onlooker) -> None:
-    token = standing.client.create_token("worker", "a", "for the test")
+def test_secrets_are_shown_once_and_are_not_stored(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
+    token = shared_coordinator.client.create_token("worker", "a", "for the test")
     assert token.secret.startswith("fedssl_")
     assert len(token.secret) >= 40
-    everything = str(onlooker.tables.dump())
+    everything = str(change_watcher.tables.dump())
     assert token.secret not in everything
     assert str(token.id) in everything
-    with standing.http() as http:
+    with shared_coordinator.http() as http:
         listed = http.get("/v1/tokens").text
     assert str(token.id) in listed
     assert "secret" not in listed
     assert "hash" not in listed
-    assert len({standing.client.create_token("operator").secret for _ in range(5)}) == 5
+    assert len({shared_coordinator.client.create_token("operator").secret for _ in range(5)}) == 5
 
 
 def test_no_secret_is_logged_repeated_or_stored(
-    standing: Coordinator, onlooker: Onlooker, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    shared_coordinator: Coordinator,
+    change_watcher: ChangeWatcher,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The output of all actions with tokens is searched, including refusals and errors."""
     caplog.set_level(logging.DEBUG)
@@ -149,24 +164,27 @@ def test_no_secret_is_logged_repeated_or_stored(
         said.append(f"{caught.value!r} {caught.value}")
 
     def worker(secret: str) -> WorkerClient:
-        return WorkerClient(standing.url, secret, retry=Retry(seconds=0))
+        return WorkerClient(shared_coordinator.url, secret, retry=Retry(seconds=0))
 
-    made = [standing.client.create_token(role, label="logged") for role in ("admin", "operator", "viewer")]
-    made += [standing.client.create_token("worker", "logged"), standing.client.create_enrolment_token("logged")]
+    made = [shared_coordinator.client.create_token(role, label="logged") for role in ("admin", "operator", "viewer")]
+    made += [
+        shared_coordinator.client.create_token("worker", "logged"),
+        shared_coordinator.client.create_enrolment_token("logged"),
+    ]
     own = new_secret()
     secrets = [token.secret for token in made] + [own]
-    said += [repr(made), str(made[0]), repr(worker(own)), repr(Client(standing.url, secrets[0]))]
+    said += [repr(made), str(made[0]), repr(worker(own)), repr(Client(shared_coordinator.url, secrets[0]))]
     worker(secrets[4]).enrol(hash_secret(own))
     expect(Conflict, lambda: worker(secrets[4]).enrol(hash_secret("another's")))
     for secret in secrets[:3]:
         expect(NotAllowed, worker(secret).heartbeat)
-    with standing.http(secrets[1]) as http:
+    with shared_coordinator.http(secrets[1]) as http:
         said += [http.post("/v1/runs", content=b"{").text, http.get("/v1/runs/x").text, http.get("/v1/nothing").text]
     for token in made:
-        standing.client.revoke_token(token.id)
+        shared_coordinator.client.revoke_token(token.id)
         expect(NotAuthenticated, worker(token.secret).heartbeat)
     output = capfd.readouterr()
-    everything = "".join([*said, caplog.text, output.out, output.err, str(onlooker.tables.dump())])
+    everything = "".join([*said, caplog.text, output.out, output.err, str(change_watcher.tables.dump())])
     assert "enrolment.refused" in everything
     assert not [secret for secret in secrets if secret.removeprefix("fedssl_") in everything]
 
@@ -191,29 +209,38 @@ def test_no_secret_is_logged_repeated_or_stored(
     ],
 )
 def test_an_invalid_request_for_a_token_is_refused_with_the_field(
-    standing: Coordinator, onlooker: Onlooker, body: dict[str, object], where: str
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, body: dict[str, object], where: str
 ) -> None:
-    with onlooker.nothing_changes(), standing.http() as http:
+    with change_watcher.nothing_changes(), shared_coordinator.http() as http:
         answer = http.post("/v1/tokens", json=body)
     _assert_problem(answer, 422, "invalid-request", where)
 
 
-def test_unknown_tokens_and_clients_are_not_found(standing: Coordinator, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
-        with standing.http() as http:
+def test_unknown_tokens_and_clients_are_not_found(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
+    with change_watcher.nothing_changes() as events:
+        with shared_coordinator.http() as http:
             _assert_problem(http.delete(f"/v1/tokens/{'0' * 32}"), 404, "not-found", "no token")
         with pytest.raises(NotFound, match="no client nobody"):
-            standing.client.client("nobody")
+            shared_coordinator.client.client("nobody")
         with pytest.raises(NotFound, match="no client nobody"):
-            standing.client.revoke_client("nobody")
+            shared_coordinator.client.revoke_client("nobody")
     assert events == []
 
 
-def test_addresses_that_need_no_token_show_no_secret(standing: Coordinator, onlooker: Onlooker) -> None:
-    standing.worker("hospital-a").close()
-    secrets = [standing.operator_token, standing.database_url, "hospital-a", str(standing.store)]
-    secrets += [hashed for (hashed,) in onlooker.tables.query("SELECT secret_hash FROM tokens")]
-    with standing.bare_http() as http:
+def test_addresses_that_need_no_token_show_no_secret(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
+    shared_coordinator.worker("hospital-a").close()
+    secrets = [
+        shared_coordinator.operator_token,
+        shared_coordinator.database_url,
+        "hospital-a",
+        str(shared_coordinator.store),
+    ]
+    secrets += [hashed for (hashed,) in change_watcher.tables.query("SELECT secret_hash FROM tokens")]
+    with shared_coordinator.bare_http() as http:
         for path in (*sorted(OPEN), "/openapi.json", "/sign-in"):
             answer = http.get(path)
             assert answer.status_code == 200, path

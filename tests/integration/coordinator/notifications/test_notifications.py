@@ -31,11 +31,11 @@ from fedssl_coordinator.core.models import NotificationDestination
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.notifications import delivery, emails, repository, service, webhooks
 from fedssl_coordinator.notifications.public_network import ForbiddenAddress, PublicNetwork
-from support.cast import Cast
 from support.certificates import Authority
 from support.coordinator import Coordinator
 from support.federation import tensors_for, upload
 from support.receivers import Hook, MailServer
+from support.scenario import Scenario
 from support.tables import Tables
 
 Change = Callable[..., None]
@@ -112,10 +112,10 @@ def test_declines_and_a_failed_run_are_notified(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
-    cast = Cast(coordinator, tables, tmp_path, cohort={"max_attempts": 1, "min_updates": 2})
+    scenario = Scenario(coordinator, tables, tmp_path, cohort={"max_attempts": 1, "min_updates": 2})
     for name in "ab":
-        cast.workers[name].decline(cast.claim(name).assignment_id, "the policy refuses it", "client-data")
-    cast.advance()
+        scenario.workers[name].decline(scenario.claim(name).assignment_id, "the policy refuses it", "client-data")
+    scenario.advance()
     coordinator.notify()
 
     declined, failed = _bodies(hook)
@@ -124,8 +124,8 @@ def test_declines_and_a_failed_run_are_notified(
     assert "the policy refuses it" in declined["data"]["message"]
     assert failed["type"] == "failed"
     assert failed["data"]["outcome"] == "failed"
-    assert failed["data"]["run"] == str(cast.id)
-    assert failed["data"]["run_name"] == cast.run.name
+    assert failed["data"]["run"] == str(scenario.id)
+    assert failed["data"]["run_name"] == scenario.run.name
     for body in (declined, failed):
         Notification.model_validate(body)
 
@@ -135,14 +135,14 @@ def test_an_alarm_a_pause_and_a_stop_are_notified(
 ) -> None:
     _add(coordinator, hook, "alarm", "stalled", "finished")
     watch = {"min_effective_rank": 1e6, "first_round": 1, "action": "pause"}
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=3, watch=watch)
-    for name, worker in cast.workers.items():
-        item = cast.claim(name)
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=3, watch=watch)
+    for name, worker in scenario.workers.items():
+        item = scenario.claim(name)
         digest = upload(worker, item, tensors_for(item.plan.update), tmp_path)
         metrics = {"loss": 0.5, "effective_rank": 3.0}
         worker.submit(Submit(assignment_id=item.assignment_id, update=digest, num_examples=10, metrics=metrics))
-    cast.advance()
-    coordinator.client.stop(cast.id)
+    scenario.advance()
+    coordinator.client.stop(scenario.id)
     coordinator.notify()
     assert [body["type"] for body in _bodies(hook)] == ["alarm", "stalled", "finished"]
     assert [body["data"]["kind"] for body in _bodies(hook)] == ["run.alarm", "run.paused", "run.finished"]
@@ -152,8 +152,8 @@ def test_an_operators_pause_is_not_notified(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
-    cast = Cast(coordinator, tables, tmp_path)
-    coordinator.client.pause(cast.id)
+    scenario = Scenario(coordinator, tables, tmp_path)
+    coordinator.client.pause(scenario.id)
     coordinator.notify()
     assert hook.received == []
 
@@ -162,9 +162,9 @@ def test_a_pause_clears_the_reason_why_the_run_waited_and_is_not_notified(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
-    cast = Cast(coordinator, tables, tmp_path, cohort={"clients": None, "min_clients": 3})
-    assert cast.run.reason == "waiting for clients: 2 of 3 have registered"
-    assert coordinator.client.pause(cast.id).reason is None
+    scenario = Scenario(coordinator, tables, tmp_path, cohort={"clients": None, "min_clients": 3})
+    assert scenario.run.reason == "waiting for clients: 2 of 3 have registered"
+    assert coordinator.client.pause(scenario.id).reason is None
     coordinator.notify()
     assert [body["data"]["kind"] for body in _bodies(hook)] == ["run.waiting"]
 
@@ -173,7 +173,7 @@ def test_a_destination_gets_only_the_topics_that_it_asked_for(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook, "failed", "alarm")
-    coordinator.client.stop(Cast(coordinator, tables, tmp_path).id)
+    coordinator.client.stop(Scenario(coordinator, tables, tmp_path).id)
     coordinator.notify()
     assert hook.received == []
 
@@ -182,10 +182,10 @@ def test_a_run_that_no_aggregator_takes_up_is_reported_once(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
-    cast = Cast(coordinator, tables, tmp_path)
+    scenario = Scenario(coordinator, tables, tmp_path)
     for name in "ab":
-        cast.claim(name)
-        cast.deliver(name)
+        scenario.claim(name)
+        scenario.deliver(name)
     tables.execute("UPDATE assignments SET closed_at = now() - interval '10 minutes'")
     tables.execute("UPDATE rounds SET deadline = deadline - interval '20 minutes'")
     coordinator.notify()
@@ -199,9 +199,9 @@ def test_a_run_that_waits_only_for_absent_clients_is_reported_once(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
-    cast = Cast(coordinator, tables, tmp_path)
-    cast.claim("a")
-    cast.deliver("a")
+    scenario = Scenario(coordinator, tables, tmp_path)
+    scenario.claim("a")
+    scenario.deliver("a")
     coordinator.notify()
     assert hook.received == [], "b has been seen"
     tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
@@ -216,7 +216,7 @@ def test_a_run_without_aggregator_and_clients_is_reported_once_for_each(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     _add(coordinator, hook)
-    Cast(coordinator, tables, tmp_path)
+    Scenario(coordinator, tables, tmp_path)
     tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
     tables.execute("UPDATE rounds SET deadline = now() - interval '10 minutes'")
     for _ in range(4):
@@ -227,7 +227,7 @@ def test_a_run_without_aggregator_and_clients_is_reported_once_for_each(
 def test_two_processes_that_find_a_stalled_run_at_once_report_it_once(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cast = Cast(coordinator, tables, tmp_path)
+    scenario = Scenario(coordinator, tables, tmp_path)
     tables.execute("UPDATE clients SET last_seen_at = now() - interval '10 minutes'")
     is_reported, others = repository.is_reported, ThreadPoolExecutor(1)
 
@@ -239,7 +239,7 @@ def test_two_processes_that_find_a_stalled_run_at_once_report_it_once(
 
     monkeypatch.setattr(repository, "is_reported", and_another)
     delivery.record_stalled()
-    assert len(cast.events(outbox.UNSEEN)) == 1
+    assert len(scenario.events(outbox.UNSEEN)) == 1
 
 
 def test_a_rolled_back_event_is_not_notified(coordinator: Coordinator, hook: Hook, local: None) -> None:
@@ -347,11 +347,11 @@ def test_the_backlog_of_a_silent_destination_lets_others_go_first(
         coordinator.client.test_notification_destination(destination.id)
     tried: list[UUID] = []
 
-    def take_a_whole_pass(_: object, destination: NotificationDestination, key: bytes) -> str | None:
+    def use_up_the_pass(_: object, destination: NotificationDestination, key: bytes) -> str | None:
         tried.append(destination.id)
         return "no answer" if destination.id == silent.id else None
 
-    monkeypatch.setattr(delivery, "_try", take_a_whole_pass)
+    monkeypatch.setattr(delivery, "_try", use_up_the_pass)
     monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=lambda: len(tried) * delivery._PASS_SECONDS))
     for _ in range(2):
         coordinator.notify()
@@ -454,10 +454,10 @@ def test_an_uncommitted_removal_delays_and_refuses_no_event(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, hook: Hook, local: None
 ) -> None:
     removed, other = _add(coordinator, hook), _add(coordinator, hook)
-    cast = Cast(coordinator, tables, tmp_path)
+    scenario = Scenario(coordinator, tables, tmp_path)
     with transaction() as session:
         service.remove(session, removed.id)
-        cast.workers["a"].decline(cast.claim("a").assignment_id, "no images", "client-data")
+        scenario.workers["a"].decline(scenario.claim("a").assignment_id, "no images", "client-data")
         with transaction() as alarm:
             record(alarm, "artifact.damaged", "gone")
     assert [delivery.topic for delivery in _deliveries(coordinator, other.id)] == ["alarm", "declined"]
@@ -611,8 +611,8 @@ def test_mail_is_sent_with_starttls_and_a_password(
         )  # fmt: skip
         created = coordinator.client.create_notification_destination("email", "alice@example.org", ["finished"])
         assert created.secret is None
-        cast = Cast(coordinator, tables, tmp_path)
-        coordinator.client.stop(cast.id)
+        scenario = Scenario(coordinator, tables, tmp_path)
+        coordinator.client.stop(scenario.id)
         server.is_refusing = True
         coordinator.notify()
         [refused] = _deliveries(coordinator, created.id)
@@ -622,10 +622,10 @@ def test_mail_is_sent_with_starttls_and_a_password(
         coordinator.notify()
         [message] = server.messages
         assert message["To"] == "alice@example.org"
-        assert message["Subject"] == f"[fedssl] finished: {cast.run.name}"
+        assert message["Subject"] == f"[fedssl] finished: {scenario.run.name}"
         assert message["Message-ID"] == f"<{refused.id}@fedssl>"
         text = message.get_payload()
-        assert f"({cast.id})" in text
+        assert f"({scenario.id})" in text
         assert "Outcome: stopped" in text
 
         (tmp_path / "password").write_text("wrong-password")

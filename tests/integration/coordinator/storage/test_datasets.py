@@ -10,17 +10,17 @@ import pytest
 from fedssl.client import Conflict, NotAllowed, NotFound, Rejected
 from fedssl.protocol.views import EvaluationDatasetView, PublicDatasetView
 from support.coordinator import Coordinator
-from support.data_sets import labelled_bytes, public_bytes, written
-from support.tables import Onlooker, Tables
+from support.data_sets import labelled_bytes, public_bytes, write_file
+from support.tables import ChangeWatcher, Tables
 from support.uploads import digest
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return written(tmp_path, public_bytes())
+    return write_file(tmp_path, public_bytes())
 
 
-def _put(coordinator: Coordinator, content: bytes) -> httpx.Response:
+def _upload(coordinator: Coordinator, content: bytes) -> httpx.Response:
     with coordinator.http() as http:
         return http.put(f"/v1/artifacts/{digest(content)}", content=content)
 
@@ -54,7 +54,7 @@ def test_public_images_are_registered_and_shown(coordinator: Coordinator, tables
 
 
 def test_labelled_images_are_registered_and_shown(coordinator: Coordinator, tmp_path: Path) -> None:
-    source = written(tmp_path, labelled_bytes())
+    source = write_file(tmp_path, labelled_bytes())
     view = coordinator.client.add_evaluation_dataset("held-out", source)
     assert view == EvaluationDatasetView(
         name="held-out",
@@ -72,41 +72,43 @@ def test_labelled_images_are_registered_and_shown(coordinator: Coordinator, tmp_
 
 
 def test_registering_the_same_images_again_changes_nothing_and_sends_no_bytes(
-    coordinator: Coordinator, onlooker: Onlooker, source: Path
+    coordinator: Coordinator, change_watcher: ChangeWatcher, source: Path
 ) -> None:
     first = coordinator.client.add_public_dataset("scans", source)
     sent: list[int] = []
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         assert coordinator.client.add_public_dataset("scans", source, on_bytes=sent.append) == first
         body = {"name": "scans", "digest": first.digest}
         assert _register(coordinator, "public", body).status_code == 200
-        assert _put(coordinator, source.read_bytes()).status_code == 200
+        assert _upload(coordinator, source.read_bytes()).status_code == 200
     assert (sent, events) == ([], [])
     other = coordinator.client.add_public_dataset("scans-again", source, on_bytes=sent.append)
     assert other.digest == first.digest
     assert sent == []  # the images were already there
 
 
-def test_a_name_always_refers_to_the_same_images(coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path) -> None:
-    first = coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()))
-    coordinator.client.add_evaluation_dataset("scans", written(tmp_path, labelled_bytes()))  # in a separate list
+def test_a_name_always_refers_to_the_same_images(
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tmp_path: Path
+) -> None:
+    first = coordinator.client.add_public_dataset("scans", write_file(tmp_path, public_bytes()))
+    coordinator.client.add_evaluation_dataset("scans", write_file(tmp_path, labelled_bytes()))  # in a separate list
     others = {"public": digest(public_bytes(seed=1)), "evaluation": digest(labelled_bytes(seed=1))}
-    _put(coordinator, public_bytes(seed=1))
-    _put(coordinator, labelled_bytes(seed=1))
-    with onlooker.nothing_changes():
+    _upload(coordinator, public_bytes(seed=1))
+    _upload(coordinator, labelled_bytes(seed=1))
+    with change_watcher.nothing_changes():
         for kind, other in others.items():
             answer = _register(coordinator, kind, {"name": "scans", "digest": other})
             assert (answer.status_code, answer.json()["type"]) == (409, "urn:fedssl:problem:conflict")
             assert "scans already names other images" in answer.json()["detail"]
         with pytest.raises(Conflict, match="choose another name"):
-            coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()), split="test")
+            coordinator.client.add_public_dataset("scans", write_file(tmp_path, public_bytes()), split="test")
     assert coordinator.client.public_dataset("scans") == first
 
 
 def test_concurrent_registrations_of_one_name_accept_only_one_file(coordinator: Coordinator, tables: Tables) -> None:
     contents = [public_bytes(seed=seed) for seed in range(2)]
     for content in contents:
-        _put(coordinator, content)
+        _upload(coordinator, content)
     statuses: list[int] = []
 
     def register(content: bytes) -> None:
@@ -148,15 +150,19 @@ def test_lists_are_paged_by_name(coordinator: Coordinator, source: Path, tmp_pat
     ["", ".", "..", "../etc/passwd", "/etc/passwd", "a/b", "a\\b", "a..b", ".a", "a.", "-a", "A", "a b", "a\n", "a\x00",
      "é", "a" * 64, "%2e%2e", "~", "$HOME", None, 7],
 )  # fmt: skip
-def test_invalid_names_are_refused(standing: Coordinator, onlooker: Onlooker, kind: str, name: object) -> None:
-    with onlooker.nothing_changes():
-        answer = _register(standing, kind, {"name": name, "digest": "0" * 64})
+def test_invalid_names_are_refused(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, kind: str, name: object
+) -> None:
+    with change_watcher.nothing_changes():
+        answer = _register(shared_coordinator, kind, {"name": name, "digest": "0" * 64})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["name"]
 
 
 @pytest.mark.parametrize("kind", ["public", "evaluation"])
-def test_invalid_registrations_are_refused_with_the_field(standing: Coordinator, onlooker: Onlooker, kind: str) -> None:
+def test_invalid_registrations_are_refused_with_the_field(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, kind: str
+) -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({"name": "new"}, "digest"),
         ({"digest": "0" * 64}, "name"),
@@ -164,12 +170,12 @@ def test_invalid_registrations_are_refused_with_the_field(standing: Coordinator,
         ({"name": "new", "digest": "0" * 64, "path": "/etc/passwd"}, "path"),
         ({"name": "new", "digest": "0" * 64, "split": "validation"}, "split"),
     ]
-    with onlooker.nothing_changes():
+    with change_watcher.nothing_changes():
         for body, where in bodies:
-            answer = _register(standing, kind, body)
+            answer = _register(shared_coordinator, kind, body)
             assert answer.status_code == 422, body
             assert answer.json()["errors"][0]["loc"] == [where]
-        answer = _register(standing, kind, {"name": "new", "digest": "0" * 64})
+        answer = _register(shared_coordinator, kind, {"name": "new", "digest": "0" * 64})
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:fedssl:problem:not-found")
         assert "PUT it to /v1/artifacts first" in answer.json()["detail"]
 
@@ -184,38 +190,40 @@ def test_asking_for_an_unknown_or_invalid_name_is_an_error(coordinator: Coordina
             coordinator.client.public_dataset(name)
 
 
-def test_a_file_of_the_other_kind_is_refused(coordinator: Coordinator, onlooker: Onlooker) -> None:
+def test_a_file_of_the_other_kind_is_refused(coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
     """In particular, images that encoders are evaluated on cannot be made public by their digest."""
-    _put(coordinator, public_bytes())
-    _put(coordinator, labelled_bytes())
-    with onlooker.nothing_changes():
+    _upload(coordinator, public_bytes())
+    _upload(coordinator, labelled_bytes())
+    with change_watcher.nothing_changes():
         for kind, content in (("public", labelled_bytes()), ("evaluation", public_bytes())):
             answer = _register(coordinator, kind, {"name": "a", "digest": digest(content)})
             assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:artifact-rejected")
             assert "the file is no" in answer.json()["detail"]
 
 
-def test_the_weights_of_a_run_cannot_be_registered_as_a_data_set(coordinator: Coordinator, onlooker: Onlooker) -> None:
+def test_the_weights_of_a_run_cannot_be_registered_as_a_data_set(
+    coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
     from support.federation import tiny_spec
 
     coordinator.worker("a").close()
     run = coordinator.client.create_run(tiny_spec())
     coordinator.advance(run.id)
     weights = coordinator.client.run(run.id).model
-    with onlooker.nothing_changes():
+    with change_watcher.nothing_changes():
         for kind in ("public", "evaluation"):
             answer = _register(coordinator, kind, {"name": "a", "digest": weights})
             assert (answer.status_code, answer.json()["type"]) == (422, "urn:fedssl:problem:artifact-rejected")
 
 
-def test_invalid_labels_are_refused(coordinator: Coordinator, onlooker: Onlooker) -> None:
+def test_invalid_labels_are_refused(coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
     import numpy as np
     from safetensors.numpy import load, save
 
     arrays = load(labelled_bytes())
     content = save({**arrays, "test_labels": np.array([0, 1, 2, -1])})
-    assert _put(coordinator, content).status_code == 201
-    with onlooker.nothing_changes():
+    assert _upload(coordinator, content).status_code == 201
+    with change_watcher.nothing_changes():
         answer = _register(coordinator, "evaluation", {"name": "a", "digest": digest(content)})
     assert answer.status_code == 422
     assert "they are -1 to 3" in answer.json()["detail"]
@@ -224,7 +232,7 @@ def test_invalid_labels_are_refused(coordinator: Coordinator, onlooker: Onlooker
 def test_images_that_the_store_has_lost_are_uploaded_again(coordinator: Coordinator, source: Path) -> None:
     """Their digest is known, but it cannot be registered until they were sent again."""
     known = digest(source.read_bytes())
-    _put(coordinator, source.read_bytes())
+    _upload(coordinator, source.read_bytes())
     (coordinator.store / known[:2] / known[2:4] / known).unlink()
     assert _register(coordinator, "public", {"name": "a", "digest": known}).status_code == 404
     assert coordinator.client.add_public_dataset("a", source).digest == known

@@ -9,17 +9,17 @@ from fedssl.client import Conflict, NotFound, Rejected
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import PublicDatasetView
 from support.coordinator import Coordinator
-from support.data_sets import labelled_bytes, public_bytes, written
+from support.data_sets import labelled_bytes, public_bytes, write_file
 from support.federation import deliver, tiny_spec
 from support.servers import Servers
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.uploads import digest
 
 
 @pytest.fixture
 def scans(coordinator: Coordinator, tmp_path: Path) -> PublicDatasetView:
     """Return twelve registered public images."""
-    return coordinator.client.add_public_dataset("scans", written(tmp_path, public_bytes()))
+    return coordinator.client.add_public_dataset("scans", write_file(tmp_path, public_bytes()))
 
 
 def _spec(dataset: str = "scans", **public: Any) -> RunSpec:
@@ -42,7 +42,7 @@ def test_a_new_run_is_pinned_to_the_registered_images(coordinator: Coordinator, 
 def test_a_built_in_name_refers_to_the_registered_images_once_there_are_any(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    registered = coordinator.client.add_public_dataset("digits", written(tmp_path, public_bytes()), split="test")
+    registered = coordinator.client.add_public_dataset("digits", write_file(tmp_path, public_bytes()), split="test")
     assert _pinned(coordinator, _spec("digits", split="test")) == registered.digest
     with pytest.raises(Rejected, match="what is registered as digits is the test split: use that"):
         coordinator.client.create_run(_spec("digits"))
@@ -68,11 +68,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_invalid_public_data_is_refused_with_the_field(
-    coordinator: Coordinator, onlooker: Onlooker, scans: PublicDatasetView, tmp_path: Path, case: str
+    coordinator: Coordinator, change_watcher: ChangeWatcher, scans: PublicDatasetView, tmp_path: Path, case: str
 ) -> None:
-    coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))
+    coordinator.client.add_evaluation_dataset("held-out", write_file(tmp_path, labelled_bytes()))
     changes, key, what = REFUSED[case]
-    with onlooker.nothing_changes() as events, coordinator.http() as http:
+    with change_watcher.nothing_changes() as events, coordinator.http() as http:
         spec = _spec(**{"dataset": "scans", **changes}).model_dump(mode="json")
         answer = http.post("/v1/runs", json={"spec": spec})
     assert answer.status_code == 422, answer.text
@@ -83,13 +83,15 @@ def test_invalid_public_data_is_refused_with_the_field(
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "\ud800"])
-def test_names_that_cannot_be_stored_are_refused(standing: Coordinator, onlooker: Onlooker, name: str) -> None:
+def test_names_that_cannot_be_stored_are_refused(
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, name: str
+) -> None:
     import json
 
     spec = _spec().model_dump(mode="json")
     for section in ("public_data", "evaluation"):
         body = json.dumps({"spec": {**spec, "public_data": None, section: {"dataset": name}}})
-        with onlooker.nothing_changes(), standing.http() as http:
+        with change_watcher.nothing_changes(), shared_coordinator.http() as http:
             answer = http.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == 422
 
@@ -121,7 +123,7 @@ def test_unregistered_names_are_allowed_if_a_folder_of_public_data_is_set(server
 def test_repeating_a_request_returns_the_same_run(coordinator: Coordinator, tmp_path: Path) -> None:
     """This holds whatever was registered meanwhile, because the first answer may have been lost."""
     before = coordinator.client.create_run(_spec("digits"), start=False, idempotency_key="before")
-    registered = coordinator.client.add_public_dataset("digits", written(tmp_path, public_bytes()))
+    registered = coordinator.client.add_public_dataset("digits", write_file(tmp_path, public_bytes()))
     spec = _spec("digits")
     after = coordinator.client.create_run(spec, start=False, idempotency_key="after")
     assert after.spec.public_data is not None
@@ -136,12 +138,14 @@ def test_repeating_a_request_returns_the_same_run(coordinator: Coordinator, tmp_
             coordinator.client.create_run(other, start=False, idempotency_key=key)
 
 
-def test_the_evaluation_set_must_be_registered(coordinator: Coordinator, onlooker: Onlooker, tmp_path: Path) -> None:
-    with onlooker.nothing_changes():
+def test_the_evaluation_set_must_be_registered(
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tmp_path: Path
+) -> None:
+    with change_watcher.nothing_changes():
         for dataset in ("digits", "held-out", "/etc/passwd"):
             with pytest.raises(Rejected, match=rf"no evaluation data set {dataset} is registered: register it"):
                 coordinator.client.create_run(tiny_spec(evaluation={"dataset": dataset}))
-    coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))
+    coordinator.client.add_evaluation_dataset("held-out", write_file(tmp_path, labelled_bytes()))
     made = coordinator.client.create_run(tiny_spec(evaluation={"dataset": "held-out"}), start=False)
     assert made.spec.evaluation is not None
 
@@ -167,7 +171,7 @@ def test_the_aggregator_reads_public_images_from_its_store(coordinator: Coordina
 def test_a_worker_can_fetch_only_the_public_images_of_its_own_work(
     coordinator: Coordinator, scans: PublicDatasetView, tmp_path: Path
 ) -> None:
-    other = coordinator.client.add_public_dataset("others", written(tmp_path, public_bytes(seed=1)))
+    other = coordinator.client.add_public_dataset("others", write_file(tmp_path, public_bytes(seed=1)))
     workers = {name: coordinator.worker(name) for name in ("a", "b", "c")}
     run = coordinator.client.create_run(
         _spec().model_copy(update={"cohort": tiny_spec(cohort={"clients": ["a", "b"], "min_clients": 2}).cohort})
@@ -198,7 +202,7 @@ def test_a_worker_can_fetch_only_the_public_images_of_its_own_work(
 
 def test_no_worker_can_fetch_an_evaluation_set(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     """This includes a worker that knows the digest and takes part in the run that is evaluated on it."""
-    labelled = coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))
+    labelled = coordinator.client.add_evaluation_dataset("held-out", write_file(tmp_path, labelled_bytes()))
     worker = coordinator.worker("a")
     run = coordinator.client.create_run(tiny_spec(evaluation={"dataset": "held-out"}))
     coordinator.advance(run.id)
@@ -231,8 +235,8 @@ OTHER_IMAGES: list[tuple[dict[str, Any], str]] = [
 def test_images_that_do_not_fit_the_runs_window_or_channels_are_refused(
     coordinator: Coordinator, tmp_path: Path, data: dict[str, Any], words: str
 ) -> None:
-    coordinator.client.add_public_dataset("held-out", written(tmp_path, public_bytes()))
-    coordinator.client.add_evaluation_dataset("held-out", written(tmp_path, labelled_bytes()))
+    coordinator.client.add_public_dataset("held-out", write_file(tmp_path, public_bytes()))
+    coordinator.client.add_evaluation_dataset("held-out", write_file(tmp_path, labelled_bytes()))
     shape = {"channels": 1, "image_size": 8, **data}
     for spec in (
         tiny_spec(data=shape, evaluation={"dataset": "held-out"}),

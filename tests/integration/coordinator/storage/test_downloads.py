@@ -7,20 +7,20 @@ from typing import Any
 import httpx
 import pytest
 
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
+from support.scenario import Scenario
 from support.tables import Tables
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, "a", num_rounds=1)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, "a", num_rounds=1)
 
 
-def _get(cast: Cast, token: str | None = None, **headers: str) -> httpx.Response:
-    with cast.coordinator.http(token) as http:
-        return http.get(f"/v1/artifacts/{cast.round.broadcast}", headers=headers)
+def _get(scenario: Scenario, token: str | None = None, **headers: str) -> httpx.Response:
+    with scenario.coordinator.http(token) as http:
+        return http.get(f"/v1/artifacts/{scenario.round.broadcast}", headers=headers)
 
 
 RANGES: dict[str, tuple[int, int | None, int | None]] = {
@@ -41,10 +41,10 @@ RANGES: dict[str, tuple[int, int | None, int | None]] = {
 
 
 @pytest.mark.parametrize("asked", RANGES)
-def test_ranges_are_served_ignored_or_refused(cast: Cast, asked: str) -> None:
+def test_ranges_are_served_ignored_or_refused(scenario: Scenario, asked: str) -> None:
     status, start, stop = RANGES[asked]
-    whole = _get(cast).content
-    answer = _get(cast, Range=asked)
+    whole = _get(scenario).content
+    answer = _get(scenario, Range=asked)
     assert answer.status_code == status
     if status == 416:
         assert answer.headers["content-range"] == f"bytes */{len(whole)}"
@@ -53,31 +53,31 @@ def test_ranges_are_served_ignored_or_refused(cast: Cast, asked: str) -> None:
         return
     assert answer.content == whole[start:stop]
     assert answer.headers["content-length"] == str(len(answer.content))
-    assert answer.headers["etag"] == f'"{cast.round.broadcast}"'
+    assert answer.headers["etag"] == f'"{scenario.round.broadcast}"'
     assert answer.headers["accept-ranges"] == "bytes"
     if status == 206:
         assert start is not None
         assert answer.headers["content-range"] == f"bytes {start}-{start + len(answer.content) - 1}/{len(whole)}"
 
 
-def test_the_last_byte_can_be_requested_and_none_after_it(cast: Cast) -> None:
-    whole = _get(cast).content
-    assert _get(cast, Range=f"bytes={len(whole) - 1}-").content == whole[-1:]
-    assert _get(cast, Range=f"bytes={len(whole)}-").status_code == 416
+def test_the_last_byte_can_be_requested_and_none_after_it(scenario: Scenario) -> None:
+    whole = _get(scenario).content
+    assert _get(scenario, Range=f"bytes={len(whole) - 1}-").content == whole[-1:]
+    assert _get(scenario, Range=f"bytes={len(whole)}-").status_code == 416
 
 
-def test_a_download_that_began_with_older_weights_starts_from_scratch(cast: Cast) -> None:
+def test_a_download_that_began_with_older_weights_starts_from_scratch(scenario: Scenario) -> None:
     """A run's newest weights change: the rest of a file must never follow another file's beginning."""
-    path = f"/v1/runs/{cast.id}/model"
-    with cast.coordinator.http() as http:
+    path = f"/v1/runs/{scenario.id}/model"
+    with scenario.coordinator.http() as http:
         old = http.get(path)
         same = http.get(path, headers={"Range": "bytes=100-", "If-Range": old.headers["etag"]})
         assert (same.status_code, same.content) == (206, old.content[100:])
-        cast.work("a", value=2.0)
-        cast.advance()
+        scenario.work("a", value=2.0)
+        scenario.advance()
         new = http.get(path, headers={"Range": "bytes=100-", "If-Range": old.headers["etag"]})
         assert new.status_code == 200
-        assert new.headers["etag"] == f'"{cast.run.model}"' != old.headers["etag"]
+        assert new.headers["etag"] == f'"{scenario.run.model}"' != old.headers["etag"]
         assert new.content == http.get(path).content != old.content
         assert "cache-control" not in new.headers  # this address shows other bytes after the next round
         assert http.get(path, params={"which": "initial"}).content == old.content
@@ -90,10 +90,10 @@ def test_a_download_that_began_with_older_weights_starts_from_scratch(cast: Cast
         ("", False), ("bytes", False),
     ],
 )  # fmt: skip
-def test_bytes_that_the_caller_already_has_are_not_sent_again(cast: Cast, named: str, is_known: bool) -> None:  # noqa: FBT001
-    etag = f'"{cast.round.broadcast}"'
-    for path in (f"/v1/artifacts/{cast.round.broadcast}", f"/v1/runs/{cast.id}/model"):
-        with cast.coordinator.http() as http:
+def test_bytes_that_the_caller_already_has_are_not_sent_again(scenario: Scenario, named: str, is_known: bool) -> None:  # noqa: FBT001
+    etag = f'"{scenario.round.broadcast}"'
+    for path in (f"/v1/artifacts/{scenario.round.broadcast}", f"/v1/runs/{scenario.id}/model"):
+        with scenario.coordinator.http() as http:
             for method in ("GET", "HEAD"):
                 headers = {"If-None-Match": named.format(etag), "Range": "bytes=0-9", "Accept-Direct": "1"}
                 answer = http.request(method, path, headers=headers)
@@ -103,8 +103,8 @@ def test_bytes_that_the_caller_already_has_are_not_sent_again(cast: Cast, named:
                 assert len(answer.content) == (10 if expected == 206 else 0)
 
 
-def test_static_files_that_the_browser_already_has_are_not_sent_again(standing: Coordinator) -> None:
-    with standing.bare_http() as http:
+def test_static_files_that_the_browser_already_has_are_not_sent_again(shared_coordinator: Coordinator) -> None:
+    with shared_coordinator.bare_http() as http:
         for encoding in ("gzip", "identity"):
             headers = {"Accept-Encoding": encoding}
             first = http.get("/static/x/frame.css", headers=headers)
@@ -115,26 +115,26 @@ def test_static_files_that_the_browser_already_has_are_not_sent_again(standing: 
             assert "content-encoding" not in part.headers
 
 
-def test_two_if_none_match_headers_count_as_one_list(cast: Cast) -> None:
-    lines = [("If-None-Match", '"x"'), ("If-None-Match", f'"{cast.round.broadcast}"')]
-    with cast.coordinator.http() as http:
-        assert http.get(f"/v1/artifacts/{cast.round.broadcast}", headers=lines).status_code == 304
+def test_two_if_none_match_headers_count_as_one_list(scenario: Scenario) -> None:
+    lines = [("If-None-Match", '"x"'), ("If-None-Match", f'"{scenario.round.broadcast}"')]
+    with scenario.coordinator.http() as http:
+        assert http.get(f"/v1/artifacts/{scenario.round.broadcast}", headers=lines).status_code == 304
 
 
-def test_a_caller_without_permission_learns_nothing_from_if_none_match(cast: Cast) -> None:
-    digest = cast.round.broadcast
-    stranger = cast.coordinator.worker_token("stranger")
+def test_a_caller_without_permission_learns_nothing_from_if_none_match(scenario: Scenario) -> None:
+    digest = scenario.round.broadcast
+    stranger = scenario.coordinator.worker_token("stranger")
     headers = {"If-None-Match": f'"{digest}"'}
-    assert _get(cast, stranger, **headers).status_code == 404
-    with cast.coordinator.bare_http() as http:
+    assert _get(scenario, stranger, **headers).status_code == 404
+    with scenario.coordinator.bare_http() as http:
         assert http.get(f"/v1/artifacts/{digest}", headers=headers).status_code == 401
-    (cast.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
-    assert _get(cast, **headers).status_code == 404
+    (scenario.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
+    assert _get(scenario, **headers).status_code == 404
 
 
-def test_head_has_the_headers_of_get(cast: Cast) -> None:
-    for path in (f"/v1/artifacts/{cast.round.broadcast}", f"/v1/runs/{cast.id}/model"):
-        with cast.coordinator.http() as http:
+def test_head_has_the_headers_of_get(scenario: Scenario) -> None:
+    for path in (f"/v1/artifacts/{scenario.round.broadcast}", f"/v1/runs/{scenario.id}/model"):
+        with scenario.coordinator.http() as http:
             whole, head = http.get(path), http.head(path)
             assert (head.status_code, head.content) == (200, b"")
             for name in ("etag", "content-length", "content-type", "accept-ranges"):
@@ -156,12 +156,12 @@ def test_requesting_the_weights_of_a_run_that_has_none_is_refused(coordinator: C
 
 
 def test_a_worker_can_fetch_only_what_was_sent_to_it(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "ab", num_rounds=2)
-    cast.work("a", value=1.0)
-    cast.work("b", value=2.0)
-    first, updates = cast.round.broadcast, [str(a.update) for a in cast.round.assignments]
-    cast.advance()
-    second = cast.round.broadcast
+    scenario = Scenario(coordinator, tables, tmp_path, "ab", num_rounds=2)
+    scenario.work("a", value=1.0)
+    scenario.work("b", value=2.0)
+    first, updates = scenario.round.broadcast, [str(a.update) for a in scenario.round.assignments]
+    scenario.advance()
+    second = scenario.round.broadcast
     assert second != first
     tokens = {name: coordinator.worker_token(name) for name in ("a", "stranger")}
 
@@ -177,25 +177,25 @@ def test_a_worker_can_fetch_only_what_was_sent_to_it(coordinator: Coordinator, t
         assert http.get(f"/v1/artifacts/{'0' * 64}").status_code == 404
 
 
-def test_an_artifact_that_the_store_has_lost_is_not_found(cast: Cast) -> None:
-    digest = cast.round.broadcast
-    (cast.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
-    answer = _get(cast)
+def test_an_artifact_that_the_store_has_lost_is_not_found(scenario: Scenario) -> None:
+    digest = scenario.round.broadcast
+    (scenario.coordinator.store / digest[:2] / digest[2:4] / digest).unlink()
+    answer = _get(scenario)
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:fedssl:problem:not-found")
 
 
-def test_a_download_is_streamed_and_does_not_fill_the_memory(cast: Cast, tables: Tables) -> None:
+def test_a_download_is_streamed_and_does_not_fill_the_memory(scenario: Scenario, tables: Tables) -> None:
     """The first bytes of a sparse gigabyte arrive at once, and the server still works after the reader has left."""
     digest = "ab" * 32
-    path = cast.coordinator.store / digest[:2] / digest[2:4] / digest
+    path = scenario.coordinator.store / digest[:2] / digest[2:4] / digest
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
         file.truncate(1 << 30)
     tables.execute("INSERT INTO artifacts (digest, num_bytes) VALUES (%s, %s)", digest, 1 << 30)
     started = time.monotonic()
-    with cast.coordinator.http() as http, http.stream("GET", f"/v1/artifacts/{digest}") as answer:
+    with scenario.coordinator.http() as http, http.stream("GET", f"/v1/artifacts/{digest}") as answer:
         assert answer.headers["content-length"] == str(1 << 30)
         first: Any = next(answer.iter_raw())
         assert set(first) == {0}
     assert time.monotonic() - started < 5
-    assert cast.coordinator.client.ready().status == "ok"
+    assert scenario.coordinator.client.ready().status == "ok"

@@ -19,8 +19,8 @@ from fedssl.protocol.views import EventView
 from fedssl.protocol.work import Submit, WorkItem
 from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec
-from support.smuggling import PAYLOAD, SEVERAL, SMUGGLING, behind
-from support.tables import Onlooker
+from support.smuggling import PAYLOAD, SEVERAL, SMUGGLING, append_payload
+from support.tables import ChangeWatcher
 from support.uploads import digest
 
 PUBLIC = {"dataset": "digits", "num_images": 40}
@@ -33,7 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class Uploader:
     """A worker's lease in a run of each method."""
 
     coordinator: Coordinator
@@ -51,24 +51,26 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(standing: Coordinator) -> Iterator[Stage]:
+def uploader(shared_coordinator: Coordinator) -> Iterator[Uploader]:
     items = {}
-    with standing.worker("a") as worker:
+    with shared_coordinator.worker("a") as worker:
         for method, changes in RUNS.items():
             cohort = {"clients": ["a"], "lease_seconds": 3600}
-            run = standing.client.create_run(tiny_spec(cohort=cohort, **changes))
-            standing.advance(run.id)
+            run = shared_coordinator.client.create_run(tiny_spec(cohort=cohort, **changes))
+            shared_coordinator.advance(run.id)
             item = worker.claim(0)
             assert item is not None
             assert item.run_id == run.id
             items[method] = item
-            standing.client.pause(run.id)  # or its lease would come first at the next claim
+            shared_coordinator.client.pause(run.id)  # or its lease would come first at the next claim
         for item in items.values():
-            standing.client.resume(item.run_id)
-        yield Stage(standing, worker, standing.worker_token("a"), items)
+            shared_coordinator.client.resume(item.run_id)
+        yield Uploader(shared_coordinator, worker, shared_coordinator.worker_token("a"), items)
 
 
-def _assert_refused(stage: Stage, method: str, answer: httpx.Response, events: list[EventView], what: str) -> None:
+def _assert_refused(
+    uploader: Uploader, method: str, answer: httpx.Response, events: list[EventView], what: str
+) -> None:
     """Check that the upload was refused with the reason. A file too large for the plan is not even read."""
     if answer.status_code == 413:
         assert answer.json()["type"] == "urn:fedssl:problem:artifact-too-large"
@@ -78,7 +80,7 @@ def _assert_refused(stage: Stage, method: str, answer: httpx.Response, events: l
         assert answer.json()["type"] == "urn:fedssl:problem:artifact-rejected"
         assert what in answer.json()["detail"]
     [event] = events
-    assert (event.kind, event.run_id, event.client_id) == ("artifact.refused", stage.items[method].run_id, "a")
+    assert (event.kind, event.run_id, event.client_id) == ("artifact.refused", uploader.items[method].run_id, "a")
     assert PAYLOAD.decode() not in event.message
 
 
@@ -89,19 +91,19 @@ CASES = [(method, case) for method in RUNS for case in SMUGGLING] + [
 
 @pytest.mark.parametrize(("method", "case"), CASES, ids=[f"{method}: {case}" for method, case in CASES])
 def test_a_file_that_contains_more_than_the_plan_is_not_stored(
-    stage: Stage, onlooker: Onlooker, method: str, case: str
+    uploader: Uploader, change_watcher: ChangeWatcher, method: str, case: str
 ) -> None:
     smuggle, words = {**SMUGGLING, **SEVERAL}[case]
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(method, smuggle(stage.tensors(method)))
-    _assert_refused(stage, method, answer, events, words)
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(method, smuggle(uploader.tensors(method)))
+    _assert_refused(uploader, method, answer, events, words)
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_bytes_after_the_right_file_are_refused(stage: Stage, onlooker: Onlooker, method: str) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(method, behind(stage.tensors(method)))
-    _assert_refused(stage, method, answer, events, "were announced")
+def test_bytes_after_the_right_file_are_refused(uploader: Uploader, change_watcher: ChangeWatcher, method: str) -> None:
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(method, append_payload(uploader.tensors(method)))
+    _assert_refused(uploader, method, answer, events, "were announced")
 
 
 @pytest.mark.parametrize(
@@ -117,12 +119,12 @@ def test_bytes_after_the_right_file_are_refused(stage: Stage, onlooker: Onlooker
     ],
 )
 def test_tensors_of_another_method_are_refused(
-    stage: Stage, onlooker: Onlooker, method: str, others: tuple[str, ...], what: str
+    uploader: Uploader, change_watcher: ChangeWatcher, method: str, others: tuple[str, ...], what: str
 ) -> None:
-    tensors = {name: tensor for other in others for name, tensor in stage.tensors(other).items()}
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(method, serialised(tensors))
-    _assert_refused(stage, method, answer, events, what)
+    tensors = {name: tensor for other in others for name, tensor in uploader.tensors(other).items()}
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(method, serialised(tensors))
+    _assert_refused(uploader, method, answer, events, what)
 
 
 @pytest.mark.parametrize(
@@ -138,37 +140,39 @@ def test_tensors_of_another_method_are_refused(
     ids=["a wider client's", "more images", "turned", "another precision", "the embeddings", "the pairs"],
 )
 def test_similarities_of_another_shape_or_packing_are_refused(
-    stage: Stage, onlooker: Onlooker, tensors: Tensors, what: str
+    uploader: Uploader, change_watcher: ChangeWatcher, tensors: Tensors, what: str
 ) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = stage.put("flesd", serialised(tensors))
-    _assert_refused(stage, "flesd", answer, events, what)
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put("flesd", serialised(tensors))
+    _assert_refused(uploader, "flesd", answer, events, what)
 
 
-def test_a_megabyte_for_a_plan_of_640_bytes_is_refused(stage: Stage, onlooker: Onlooker) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = stage.put("flesd", serialised({"factor": torch.rand(40, 8000)}))
+def test_a_megabyte_for_a_plan_of_640_bytes_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put("flesd", serialised({"factor": torch.rand(40, 8000)}))
     assert answer.status_code == 413
     assert [event.kind for event in events] == ["artifact.refused"]
 
 
-def test_an_upload_for_another_clients_assignment_is_refused(stage: Stage, onlooker: Onlooker) -> None:
+def test_an_upload_for_another_clients_assignment_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
     """Even with the right tensors, the assignment of another client is treated like one that does not exist."""
-    stranger = stage.coordinator.worker_token("stranger")
-    with onlooker.nothing_changes() as events:
-        answer = stage.put("flesd", serialised(stage.tensors("flesd")), token=stranger)
+    stranger = uploader.coordinator.worker_token("stranger")
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put("flesd", serialised(uploader.tensors("flesd")), token=stranger)
     assert answer.status_code == 404
     assert [event.kind for event in events] == ["assignment.foreign"]
 
 
-def test_after_all_refusals_the_right_similarities_are_accepted_once(stage: Stage, onlooker: Onlooker) -> None:
-    item = stage.items["flesd"]
-    first, other = (serialised(stage.tensors("flesd", value)) for value in (0.5, 0.25))
-    assert stage.put("flesd", first).status_code == 201
+def test_after_all_refusals_the_right_similarities_are_accepted_once(
+    uploader: Uploader, change_watcher: ChangeWatcher
+) -> None:
+    item = uploader.items["flesd"]
+    first, other = (serialised(uploader.tensors("flesd", value)) for value in (0.5, 0.25))
+    assert uploader.put("flesd", first).status_code == 201
     submit = Submit(assignment_id=item.assignment_id, update=digest(first), num_examples=10)
-    stage.worker.submit(submit)
-    with onlooker.nothing_changes() as events:
-        answer = stage.put("flesd", other)
+    uploader.worker.submit(submit)
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put("flesd", other)
     assert answer.status_code == 409
     assert answer.json()["type"] == "urn:fedssl:problem:duplicate-update"
     assert [event.kind for event in events] == ["artifact.refused"]
@@ -205,9 +209,11 @@ CHANNELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CHANNELS)
-def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: Onlooker, case: str) -> None:
+def test_requests_with_additional_content_are_refused(
+    uploader: Uploader, change_watcher: ChangeWatcher, case: str
+) -> None:
     verb, changes = CHANNELS[case]
-    assignment = {"assignment_id": str(stage.items["fedsimclr"].assignment_id)}
+    assignment = {"assignment_id": str(uploader.items["fedsimclr"].assignment_id)}
     complete: dict[str, Any] = {
         "heartbeat": assignment,
         "decline": {**assignment, "reason": "no"},
@@ -216,7 +222,7 @@ def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: On
             "worker_version": "1", "methods": {}, "device": "cpu", "num_images": 1, "channels": 1, "image_size": 8
         },
     }[verb]  # fmt: skip
-    with onlooker.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
+    with change_watcher.nothing_changes() as events, uploader.coordinator.http(uploader.token) as http:
         content = json.dumps({**complete, **changes})
         answer = http.post(f"/v1/work/{verb}", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
@@ -227,17 +233,17 @@ def test_requests_with_additional_content_are_refused(stage: Stage, onlooker: On
     assert event.data == {}
 
 
-def test_undeclared_headers_and_parameters_are_not_stored(stage: Stage, onlooker: Onlooker) -> None:
+def test_undeclared_headers_and_parameters_are_not_stored(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
     """Data in headers and parameters that the API does not declare is ignored."""
-    content = serialised(stage.tensors("fedsimclr"))
-    params = {"assignment": str(stage.items["fedsimclr"].assignment_id), "note": PAYLOAD.decode()}
+    content = serialised(uploader.tensors("fedsimclr"))
+    params = {"assignment": str(uploader.items["fedsimclr"].assignment_id), "note": PAYLOAD.decode()}
     headers = {"X-Note": PAYLOAD.decode(), "Content-Type": "text/plain; note=jane"}
-    with stage.coordinator.http(stage.token) as http:
+    with uploader.coordinator.http(uploader.token) as http:
         answer = http.put(f"/v1/artifacts/{digest(content)}", params=params, content=content, headers=headers)
     assert answer.status_code == 201
-    assert "Jane Doe" not in json.dumps(onlooker.tables.dump())
+    assert "Jane Doe" not in json.dumps(change_watcher.tables.dump())
 
 
-def test_the_plan_of_each_method_declares_the_kinds_of_its_tensors(stage: Stage) -> None:
-    kinds = {method: {tensor.kind for tensor in item.plan.update} for method, item in stage.items.items()}
+def test_the_plan_of_each_method_declares_the_kinds_of_its_tensors(uploader: Uploader) -> None:
+    kinds = {method: {tensor.kind for tensor in item.plan.update} for method, item in uploader.items.items()}
     assert kinds == {"flesd": {"similarity"}, "fedsimclr": {"weights"}, "fedrlc": {"weights", "centers"}}

@@ -15,17 +15,17 @@ from fedssl.artifacts.s3.bucket import Bucket, Multipart, Object
 from fedssl.artifacts.s3.direct import S3Direct
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import Client, Retry, WorkerClient
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.data_sets import public_bytes, written
+from support.data_sets import public_bytes, write_file
 from support.federation import tensors_for
 from support.object_store import ObjectStore, wait_for_answer
 from support.preloaded import preloaded
 from support.processes import free_port
+from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
 from support.tus import Tus
-from support.uploads import digest, file_of, taken_apart
+from support.uploads import digest, safetensors_bytes, split_file
 
 pytestmark = [pytest.mark.full, pytest.mark.integration]
 
@@ -71,7 +71,7 @@ def test_an_upload_continues_at_another_process(
 ) -> None:
     with _over(servers, object_store, bucket, tmp_path) as (first, _), _another(first, tmp_path) as second:
         with Tus(first) as tus:
-            location = tus.begun(len(DATA), DIGEST)
+            location = tus.begin(len(DATA), DIGEST)
             assert tus.send(location, DATA[:5_000_000], 0).status_code == 204
         parts = [name for name in object_store.objects(bucket) if "/partial/" in name]
         assert len(parts) == 2
@@ -92,7 +92,7 @@ def test_an_upload_continues_at_another_process(
 def test_artifacts_are_transferred_directly_and_not_through_the_api(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
-    source = written(tmp_path, DATA)
+    source = write_file(tmp_path, DATA)
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1") as (running, _):
         with Client(running.url, running.admin_token, retry=PATIENT) as client:
             assert client.add_public_dataset("scans", source).digest == DIGEST
@@ -115,7 +115,7 @@ def test_artifacts_are_transferred_directly_and_not_through_the_api(
 def test_a_client_that_cannot_reach_the_object_store_transfers_through_the_api(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
-    source = written(tmp_path, DATA)
+    source = write_file(tmp_path, DATA)
     url = object_store.url(bucket, public_endpoint=f"http://127.0.0.1:{free_port()}")
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1", FEDSSL_STORE_URL=url) as (running, _):
         with Client(running.url, running.admin_token, retry=PATIENT) as client:
@@ -136,16 +136,16 @@ def test_directly_uploaded_files_are_checked_like_all_others(
         _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1") as (running, url),
         Tables(url) as tables,
     ):
-        cast = Cast(running, tables, tmp_path, "a")
-        item = cast.claim("a")
-        good = file_of(tensors_for(item.plan.update, 1.0))
-        header, body = taken_apart(good)
+        scenario = Scenario(running, tables, tmp_path, "a")
+        item = scenario.claim("a")
+        good = safetensors_bytes(tensors_for(item.plan.update, 1.0))
+        header, body = split_file(good)
         infinite = good[: len(good) - len(body)] + b"\x00\x00\x80\x7f" * (len(body) // 4) + body[len(body) // 4 * 4 :]
-        with Tus(running, cast.workers["a"]._connection._http.headers["authorization"].split()[1]) as tus:
+        with Tus(running, scenario.workers["a"]._connection._http.headers["authorization"].split()[1]) as tus:
             too_large = tus.announce(10**9, digest(good), item.assignment_id)
             assert (too_large.status_code, too_large.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
             for announced, sent in ((good, good[:-1] + b"\x01"), (infinite, infinite), (DATA[: len(good)],) * 2):
-                location = tus.begun(len(announced), digest(announced), item.assignment_id)
+                location = tus.begin(len(announced), digest(announced), item.assignment_id)
                 [part] = tus.request("POST", f"{location}/parts").json()["parts"]
                 assert httpx.put(part["url"], content=sent + b"more", trust_env=False, timeout=60).status_code == 403
                 assert httpx.put(part["url"], content=sent, trust_env=False, timeout=60).status_code == 200
@@ -153,9 +153,9 @@ def test_directly_uploaded_files_are_checked_like_all_others(
                 assert httpx.put(part["url"], content=sent, trust_env=False, timeout=60).status_code in (403, 404)
                 assert not any("/partial/" in name for name in object_store.objects(bucket))
             assert header
-        cast.work("a")
-        cast.advance()
-        assert cast.rounds[0].verdict == "aggregated"
+        scenario.work("a")
+        scenario.advance()
+        assert scenario.rounds[0].verdict == "aggregated"
 
 
 def test_a_direct_upload_expires_even_if_the_store_lists_nothing_for_a_prefix(
@@ -171,7 +171,7 @@ def test_a_direct_upload_expires_even_if_the_store_lists_nothing_for_a_prefix(
     with _over(servers, object_store, bucket, tmp_path, FEDSSL_STORE_DIRECT="1") as (running, _), Tus(running) as tus:
         from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 
-        location = tus.begun(len(DATA), DIGEST)
+        location = tus.begin(len(DATA), DIGEST)
         assert len(tus.request("POST", f"{location}/parts").json()["parts"]) == 1
         # The upload is removed between two checks: no part is missing, and none has arrived.
         with monkeypatch.context() as patch:
@@ -202,7 +202,7 @@ def test_a_data_set_is_read_once_and_outside_of_transactions(
     monkeypatch.setattr(Bucket, "read", slowly)
     settings = {"FEDSSL_STORE_DIRECT": "1", "FEDSSL_IDLE_TRANSACTION_SECONDS": "1"}
     with _over(servers, object_store, bucket, tmp_path, **settings) as (running, _):
-        source = written(tmp_path, DATA)
+        source = write_file(tmp_path, DATA)
         with Client(running.url, running.admin_token, retry=Retry(seconds=0)) as client:
             assert client.add_public_dataset("scans", source).digest == DIGEST
             assert [key.partition("/")[0] for key in keys] == ["partial"]  # the copy that was checked is kept
@@ -217,7 +217,7 @@ def test_a_data_set_is_read_once_and_outside_of_transactions(
 def test_an_upload_survives_an_outage_of_the_store_for_seconds(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
-    source = written(tmp_path, DATA)
+    source = write_file(tmp_path, DATA)
     with _over(servers, object_store, bucket, tmp_path) as (running, _):
         object_store.stop()
 
@@ -239,24 +239,24 @@ def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_is_set_aside(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     with _over(servers, object_store, bucket, tmp_path) as (running, url), Tables(url) as tables:
-        cast = Cast(running, tables, tmp_path, "ab", num_rounds=1)
-        cast.work("a", value=1.0)
-        cast.work("b", value=3.0)
-        [update, _] = [str(part.update) for part in cast.round.assignments]
-        state = str(cast.run.server_state)
+        scenario = Scenario(running, tables, tmp_path, "ab", num_rounds=1)
+        scenario.work("a", value=1.0)
+        scenario.work("b", value=3.0)
+        [update, _] = [str(part.update) for part in scenario.round.assignments]
+        state = str(scenario.run.server_state)
         for digest in (update, state):  # damaged local copies are fetched again
             _flip(tmp_path / "cache" / "files" / digest)
         [place] = (object_store.folder / bucket).rglob(update)
         content = place.read_bytes()
         _flip(place)
         object_store.look_again()
-        cast.advance()
-        assert cast.states() == [("a", 1, "expired"), ("a", 2, "offered"), ("b", 1, "accepted")]
-        assert [event.data["digest"] for event in cast.events("artifact.damaged")] == [update]
+        scenario.advance()
+        assert scenario.states() == [("a", 1, "expired"), ("a", 2, "offered"), ("b", 1, "accepted")]
+        assert [event.data["digest"] for event in scenario.events("artifact.damaged")] == [update]
         assert [update in key for key in object_store.objects(bucket) if "/damaged/" in key] == [True]
-        cast.work("a", value=1.0)
-        cast.advance()
-        assert cast.run.outcome == "completed"
+        scenario.work("a", value=1.0)
+        scenario.advance()
+        assert scenario.run.outcome == "completed"
         [place] = [path for path in (object_store.folder / bucket).rglob(update) if "damaged" not in path.parts]
         assert place.read_bytes() == content
 
@@ -270,16 +270,16 @@ def test_missing_and_damaged_objects_in_the_bucket_are_found(
     servers: Servers, object_store: ObjectStore, bucket: str, tmp_path: Path
 ) -> None:
     with _over(servers, object_store, bucket, tmp_path) as (running, url), Tables(url) as tables:
-        cast = Cast(running, tables, tmp_path, "ab")
+        scenario = Scenario(running, tables, tmp_path, "ab")
         from fedssl_coordinator.core.store import store
         from fedssl_coordinator.storage.retention.collection import collect
         from fedssl_coordinator.storage.retention.verification import verify_store
 
-        cast.work("a", value=1.0)
-        cast.work("b", value=3.0)
-        cast.advance()
+        scenario.work("a", value=1.0)
+        scenario.work("b", value=3.0)
+        scenario.advance()
         assert [checked.fault for checked in verify_store()] == [None, None]  # both rounds' weights
-        broadcast = cast.round.broadcast
+        broadcast = scenario.round.broadcast
         assert broadcast is not None
         assert load_tensors(store().path(broadcast))
         [place] = (object_store.folder / bucket).rglob(broadcast)

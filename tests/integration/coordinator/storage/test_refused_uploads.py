@@ -17,12 +17,12 @@ from fedssl.protocol.views import EventView
 from fedssl.protocol.work import WorkItem
 from support.coordinator import Coordinator
 from support.federation import tensors_for, tiny_spec
-from support.tables import Onlooker
-from support.uploads import digest, file_of, put_together, raw_request, taken_apart
+from support.tables import ChangeWatcher
+from support.uploads import build_file, digest, raw_request, safetensors_bytes, split_file
 
 
 @dataclass(frozen=True)
-class Stage:
+class Uploader:
     """A worker with a lease, and the file that it should upload."""
 
     coordinator: Coordinator
@@ -49,17 +49,17 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(standing: Coordinator) -> Iterator[Stage]:
-    with standing.worker("a") as worker:
-        run = standing.client.create_run(tiny_spec(cohort={"clients": ["a"], "lease_seconds": 3600}))
-        standing.advance(run.id)
+def uploader(shared_coordinator: Coordinator) -> Iterator[Uploader]:
+    with shared_coordinator.worker("a") as worker:
+        run = shared_coordinator.client.create_run(tiny_spec(cohort={"clients": ["a"], "lease_seconds": 3600}))
+        shared_coordinator.advance(run.id)
         item = worker.claim(0)
         assert item is not None
-        yield Stage(standing, standing.worker_token("a"), item)
+        yield Uploader(shared_coordinator, shared_coordinator.worker_token("a"), item)
 
 
 def _assert_refused(
-    stage: Stage, answer: httpx.Response, events: list[EventView], status: int, slug: str, what: str
+    uploader: Uploader, answer: httpx.Response, events: list[EventView], status: int, slug: str, what: str
 ) -> None:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -68,7 +68,7 @@ def _assert_refused(
     [event] = events
     assert (event.kind, event.run_id, event.client_id, event.round_number) == (
         "artifact.refused",
-        stage.item.run_id,
+        uploader.item.run_id,
         "a",
         1,
     )
@@ -137,18 +137,20 @@ TENSORS: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 
 
 @pytest.mark.parametrize("case", TENSORS)
-def test_tensors_that_differ_from_the_plan_are_refused(stage: Stage, onlooker: Onlooker, case: str) -> None:
+def test_tensors_that_differ_from_the_plan_are_refused(
+    uploader: Uploader, change_watcher: ChangeWatcher, case: str
+) -> None:
     change, what = TENSORS[case]
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(file_of(change(stage.tensors)))
-    _assert_refused(stage, answer, events, 422, "artifact-rejected", what)
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(safetensors_bytes(change(uploader.tensors)))
+    _assert_refused(uploader, answer, events, 422, "artifact-rejected", what)
 
 
-def test_a_file_larger_than_the_plan_allows_is_refused(stage: Stage, onlooker: Onlooker) -> None:
-    size = max_file_bytes(stage.item.plan.update) + 1
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(b"\0" * size)
-    _assert_refused(stage, answer, events, 413, "artifact-too-large", f"{size} bytes announced")
+def test_a_file_larger_than_the_plan_allows_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
+    size = max_file_bytes(uploader.item.plan.update) + 1
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(b"\0" * size)
+    _assert_refused(uploader, answer, events, 413, "artifact-too-large", f"{size} bytes announced")
 
 
 def _shifted(entries: dict[str, Any], name: str, by: int) -> dict[str, Any]:
@@ -166,127 +168,131 @@ def _entry_with(entries: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 HEADERS: dict[str, tuple[Callable[[dict[str, Any], bytes], bytes], str]] = {
-    "an overlap": (lambda h, b: put_together(_shifted(h, _last(h), -8), b), "leave a gap or overlap"),
-    "a gap": (lambda h, b: put_together(_shifted(h, _last(h), 8), b + bytes(8)), "leave a gap or overlap"),
+    "an overlap": (lambda h, b: build_file(_shifted(h, _last(h), -8), b), "leave a gap or overlap"),
+    "a gap": (lambda h, b: build_file(_shifted(h, _last(h), 8), b + bytes(8)), "leave a gap or overlap"),
     "negative offsets": (
-        lambda h, b: put_together(_entry_with(h, data_offsets=[-8, 0]), b), "must be two byte positions",
+        lambda h, b: build_file(_entry_with(h, data_offsets=[-8, 0]), b), "must be two byte positions",
     ),
     "offsets turned round": (
-        lambda h, b: put_together(_entry_with(h, data_offsets=h[_last(h)]["data_offsets"][::-1]), b),
+        lambda h, b: build_file(_entry_with(h, data_offsets=h[_last(h)]["data_offsets"][::-1]), b),
         "span another size",
     ),
     "huge offsets": (
-        lambda h, b: put_together(_entry_with(h, data_offsets=[0, 2**63]), b), "must be two byte positions",
+        lambda h, b: build_file(_entry_with(h, data_offsets=[0, 2**63]), b), "must be two byte positions",
     ),
     "offsets with a point": (
-        lambda h, b: put_together(_entry_with(h, data_offsets=[0.0, 8.0]), b), "must be two byte positions",
+        lambda h, b: build_file(_entry_with(h, data_offsets=[0.0, 8.0]), b), "must be two byte positions",
     ),
     "minus zero": (
-        lambda h, b: put_together(json.dumps(h).replace("[0, ", "[-0, ", 1), b), "cannot be read",
+        lambda h, b: build_file(json.dumps(h).replace("[0, ", "[-0, ", 1), b), "cannot be read",
     ),
-    "a negative size": (lambda h, b: put_together(_entry_with(h, shape=[-1]), b), "none negative"),
+    "a negative size": (lambda h, b: build_file(_entry_with(h, shape=[-1]), b), "none negative"),
     "sizes whose product overflows": (
-        lambda h, b: put_together(_entry_with(h, shape=[2**62, 2**62]), b), "more bytes than can be addressed",
+        lambda h, b: build_file(_entry_with(h, shape=[2**62, 2**62]), b), "more bytes than can be addressed",
     ),
-    "a truth for a size": (lambda h, b: put_together(_entry_with(h, shape=[True]), b), "none negative"),
-    "nine dimensions": (lambda h, b: put_together(_entry_with(h, shape=[1] * 9), b), "at most 8 sizes"),
-    "an unknown dtype": (lambda h, b: put_together(_entry_with(h, dtype="C128"), b), "dtype must be one of"),
-    "a dtype that is a list": (lambda h, b: put_together(_entry_with(h, dtype=["F32"]), b), "dtype must be one of"),
-    "another key in an entry": (lambda h, b: put_together(_entry_with(h, note="hi"), b), "needs exactly"),
-    "metadata": (lambda h, b: put_together({**h, "__metadata__": {"images": "many"}}, b), "__metadata__"),
+    "a truth for a size": (lambda h, b: build_file(_entry_with(h, shape=[True]), b), "none negative"),
+    "nine dimensions": (lambda h, b: build_file(_entry_with(h, shape=[1] * 9), b), "at most 8 sizes"),
+    "an unknown dtype": (lambda h, b: build_file(_entry_with(h, dtype="C128"), b), "dtype must be one of"),
+    "a dtype that is a list": (lambda h, b: build_file(_entry_with(h, dtype=["F32"]), b), "dtype must be one of"),
+    "another key in an entry": (lambda h, b: build_file(_entry_with(h, note="hi"), b), "needs exactly"),
+    "metadata": (lambda h, b: build_file({**h, "__metadata__": {"images": "many"}}, b), "__metadata__"),
     "a name twice": (
-        lambda h, b: put_together(json.dumps(h)[:-1] + ", " + json.dumps(h)[1:], b), "a name occurs twice",
+        lambda h, b: build_file(json.dumps(h)[:-1] + ", " + json.dumps(h)[1:], b), "a name occurs twice",
     ),
-    "a name with a NUL": (lambda h, b: put_together({**h, "\x00": h[_last(h)]}, b), "overlap"),
-    "a name with half a character": (lambda h, b: put_together({**h, "\ud800": h[_last(h)]}, b), "half a character"),
+    "a name with a NUL": (lambda h, b: build_file({**h, "\x00": h[_last(h)]}, b), "overlap"),
+    "a name with half a character": (lambda h, b: build_file({**h, "\ud800": h[_last(h)]}, b), "half a character"),
     "a name that is a path": (
-        lambda h, b: put_together({**h, "../../a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, b),
+        lambda h, b: build_file({**h, "../../a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, b),
         "not declared: '../../a'",
     ),
     "a name of control characters": (
-        lambda h, b: put_together({**h, "a\x1b[31m": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, b),
+        lambda h, b: build_file({**h, "a\x1b[31m": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}, b),
         r"not declared: 'a\x1b[31m'",
     ),
-    "not JSON": (lambda h, b: put_together("{" * len(json.dumps(h)), b), "cannot be read"),
-    "not an object": (lambda h, b: put_together("[]", b), "not a JSON object"),
-    "a space in front": (lambda h, b: put_together(" " + json.dumps(h), b), "not a JSON object"),
-    "NaN for a size": (lambda h, b: put_together(_entry_with(h, shape=[float("nan")]), b), "none negative"),
-    "not UTF-8": (lambda h, b: put_together(b'{"\xff": 1}', b), "cannot be read"),
-    "nested deeply": (lambda h, b: put_together('{"a":' * 900, b), "cannot be read"),
-    "an empty object": (lambda h, b: put_together({}, b""), "missing: encoder"),
+    "not JSON": (lambda h, b: build_file("{" * len(json.dumps(h)), b), "cannot be read"),
+    "not an object": (lambda h, b: build_file("[]", b), "not a JSON object"),
+    "a space in front": (lambda h, b: build_file(" " + json.dumps(h), b), "not a JSON object"),
+    "NaN for a size": (lambda h, b: build_file(_entry_with(h, shape=[float("nan")]), b), "none negative"),
+    "not UTF-8": (lambda h, b: build_file(b'{"\xff": 1}', b), "cannot be read"),
+    "nested deeply": (lambda h, b: build_file('{"a":' * 900, b), "cannot be read"),
+    "an empty object": (lambda h, b: build_file({}, b""), "missing: encoder"),
     "no header": (lambda h, b: b"", "ended within its safetensors header"),
     "four bytes": (lambda h, b: b"\x08\0\0\0", "ended within its safetensors header"),
-    "half a header": (lambda h, b: put_together(h, b)[:100], "ended within its safetensors header"),
-    "only the header": (lambda h, b: put_together(h), "bytes, "),
-    "less than the header says": (lambda h, b: put_together(h, b[:-1]), "were announced"),
-    "more than the header says": (lambda h, b: put_together(h, b + b"\0"), "were announced"),
+    "half a header": (lambda h, b: build_file(h, b)[:100], "ended within its safetensors header"),
+    "only the header": (lambda h, b: build_file(h), "bytes, "),
+    "less than the header says": (lambda h, b: build_file(h, b[:-1]), "were announced"),
+    "more than the header says": (lambda h, b: build_file(h, b + b"\0"), "were announced"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_manipulated_headers_are_refused(stage: Stage, onlooker: Onlooker, case: str) -> None:
+def test_manipulated_headers_are_refused(uploader: Uploader, change_watcher: ChangeWatcher, case: str) -> None:
     change, what = HEADERS[case]
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(change(*taken_apart(file_of(stage.tensors))))
-    _assert_refused(stage, answer, events, 422, "artifact-rejected", what)
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(change(*split_file(safetensors_bytes(uploader.tensors))))
+    _assert_refused(uploader, answer, events, 422, "artifact-rejected", what)
 
 
 @pytest.mark.parametrize("length", [2**20, 2**63, 2**64 - 1])
-def test_a_header_that_claims_to_be_too_long_is_refused(stage: Stage, onlooker: Onlooker, length: int) -> None:
-    header, body = taken_apart(file_of(stage.tensors))
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(put_together(header, body, length=length))
-    _assert_refused(stage, answer, events, 413, "artifact-too-large", f"the header claims {length} bytes")
+def test_a_header_that_claims_to_be_too_long_is_refused(
+    uploader: Uploader, change_watcher: ChangeWatcher, length: int
+) -> None:
+    header, body = split_file(safetensors_bytes(uploader.tensors))
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(build_file(header, body, length=length))
+    _assert_refused(uploader, answer, events, 413, "artifact-too-large", f"the header claims {length} bytes")
 
 
-def test_a_file_with_another_digest_is_refused(stage: Stage, onlooker: Onlooker) -> None:
+def test_a_file_with_another_digest_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
     """The digest is checked before the values: NaN in damaged bytes does not mean that training diverged."""
-    for tensors in (stage.tensors, _with(float("nan"))(stage.tensors)):
-        with onlooker.nothing_changes() as events:
-            answer = stage.put(file_of(tensors), name=digest(b"something else"))
+    for tensors in (uploader.tensors, _with(float("nan"))(uploader.tensors)):
+        with change_watcher.nothing_changes() as events:
+            answer = uploader.put(safetensors_bytes(tensors), name=digest(b"something else"))
         _assert_refused(
-            stage, answer, events, 422, "artifact-rejected", f"the announced one is {digest(b'something else')}"
+            uploader, answer, events, 422, "artifact-rejected", f"the announced one is {digest(b'something else')}"
         )
 
 
-def test_an_upload_without_a_length_is_refused(stage: Stage, onlooker: Onlooker) -> None:
-    data = file_of(stage.tensors)
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(iter([data]), name=digest(data))
+def test_an_upload_without_a_length_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
+    data = safetensors_bytes(uploader.tensors)
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(iter([data]), name=digest(data))
     assert "content-length" not in answer.request.headers
-    _assert_refused(stage, answer, events, 411, "length-required", "send Content-Length")
+    _assert_refused(uploader, answer, events, 411, "length-required", "send Content-Length")
 
 
 @pytest.mark.parametrize("missing", [1, 1000])
-def test_an_upload_whose_connection_breaks_changes_nothing(stage: Stage, onlooker: Onlooker, missing: int) -> None:
-    data = file_of(stage.tensors)
-    with onlooker.nothing_changes() as events:
-        raw_request(stage.coordinator.url, _head(stage, data, len(data)), data[:-missing], then_close=True)
+def test_an_upload_whose_connection_breaks_changes_nothing(
+    uploader: Uploader, change_watcher: ChangeWatcher, missing: int
+) -> None:
+    data = safetensors_bytes(uploader.tensors)
+    with change_watcher.nothing_changes() as events:
+        raw_request(uploader.coordinator.url, _head(uploader, data, len(data)), data[:-missing], then_close=True)
         time.sleep(0.2)
     assert events == []
 
 
-def test_a_file_longer_than_its_announced_length_is_refused(stage: Stage, onlooker: Onlooker) -> None:
+def test_a_file_longer_than_its_announced_length_is_refused(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
     """The bytes after the announced ones are read as the next request, which is invalid."""
-    data = file_of(stage.tensors)
-    with onlooker.nothing_changes():
-        answer = raw_request(stage.coordinator.url, _head(stage, data, len(data) - 4), data, then_close=False)
+    data = safetensors_bytes(uploader.tensors)
+    with change_watcher.nothing_changes():
+        answer = raw_request(uploader.coordinator.url, _head(uploader, data, len(data) - 4), data, then_close=False)
         time.sleep(0.1)
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 422 "))
 
 
-def _head(stage: Stage, data: bytes, length: int) -> str:
-    path = f"/v1/artifacts/{digest(data)}?assignment={stage.item.assignment_id}"
-    return f"PUT {path} HTTP/1.1\nHost: here\nAuthorization: Bearer {stage.token}\nContent-Length: {length}"
+def _head(uploader: Uploader, data: bytes, length: int) -> str:
+    path = f"/v1/artifacts/{digest(data)}?assignment={uploader.item.assignment_id}"
+    return f"PUT {path} HTTP/1.1\nHost: here\nAuthorization: Bearer {uploader.token}\nContent-Length: {length}"
 
 
 @pytest.mark.parametrize(
     "name",
     ["f" * 63, "f" * 65, "F" * 64, "g" * 64, "..%2f" + "f" * 59, "%00" + "f" * 63, "f" * 64 + "%0a", "%ff" * 64],
 )
-def test_an_invalid_digest_is_refused(stage: Stage, onlooker: Onlooker, name: str) -> None:
-    with onlooker.nothing_changes() as events:
-        answer = stage.put(b"anything", name=name)
+def test_an_invalid_digest_is_refused(uploader: Uploader, change_watcher: ChangeWatcher, name: str) -> None:
+    with change_watcher.nothing_changes() as events:
+        answer = uploader.put(b"anything", name=name)
     assert answer.status_code in (404, 422)  # a slash makes it another path
     if answer.status_code == 422:
         assert answer.json()["type"] == "urn:fedssl:problem:invalid-request"
@@ -295,21 +301,25 @@ def test_an_invalid_digest_is_refused(stage: Stage, onlooker: Onlooker, name: st
 
 
 @pytest.mark.parametrize("assignment", ["", "7", "x" * 36])
-def test_an_invalid_assignment_id_is_refused(stage: Stage, onlooker: Onlooker, assignment: str) -> None:
-    data = file_of(stage.tensors)
-    with onlooker.nothing_changes() as events, stage.coordinator.http(stage.token) as http:
+def test_an_invalid_assignment_id_is_refused(
+    uploader: Uploader, change_watcher: ChangeWatcher, assignment: str
+) -> None:
+    data = safetensors_bytes(uploader.tensors)
+    with change_watcher.nothing_changes() as events, uploader.coordinator.http(uploader.token) as http:
         answer = http.put(f"/v1/artifacts/{digest(data)}", params={"assignment": assignment}, content=data)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["query", "assignment"]
     assert [event.kind for event in events] == ["request.refused"]
 
 
-def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(stage: Stage, onlooker: Onlooker) -> None:
-    data = file_of(stage.tensors)
-    token = stage.coordinator.worker_token("stranger")
-    for assignment in (stage.item.assignment_id, uuid4()):
-        with onlooker.nothing_changes() as events:
-            answer = stage.put(data, token=token, assignment=assignment)
+def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(
+    uploader: Uploader, change_watcher: ChangeWatcher
+) -> None:
+    data = safetensors_bytes(uploader.tensors)
+    token = uploader.coordinator.worker_token("stranger")
+    for assignment in (uploader.item.assignment_id, uuid4()):
+        with change_watcher.nothing_changes() as events:
+            answer = uploader.put(data, token=token, assignment=assignment)
         assert answer.status_code == 404
         assert answer.json()["type"] == "urn:fedssl:problem:not-found"
         assert answer.json()["detail"] == (
@@ -320,41 +330,41 @@ def test_the_assignment_of_another_client_is_answered_like_an_unknown_one(stage:
 
 
 def test_the_sender_of_a_large_file_that_is_refused_at_its_header_gets_the_answer(
-    standing: Coordinator, onlooker: Onlooker, stage: Stage
+    shared_coordinator: Coordinator, change_watcher: ChangeWatcher, uploader: Uploader
 ) -> None:
     """The server stops reading after the header. The answer must reach a client that is still sending."""
     wide = tiny_spec(
         model={"encoder": {"widths": [256, 1024]}, "projector": {"hidden_dims": [512], "out_dim": 256}},
         cohort={"clients": ["a"], "lease_seconds": 3600},
     )
-    with standing.worker("a") as worker:
-        run = standing.client.create_run(wide)
-        standing.advance(run.id)
-        standing.client.pause(stage.item.run_id)  # otherwise its lease would come first
+    with shared_coordinator.worker("a") as worker:
+        run = shared_coordinator.client.create_run(wide)
+        shared_coordinator.advance(run.id)
+        shared_coordinator.client.pause(uploader.item.run_id)  # otherwise its lease would come first
         item = worker.claim(0)
-        standing.client.resume(stage.item.run_id)
+        shared_coordinator.client.resume(uploader.item.run_id)
     assert item is not None
     assert item.run_id == run.id
     tensors = tensors_for(item.plan.update)
-    data = file_of({("x" if name == _first(tensors) else name): tensor for name, tensor in tensors.items()})
+    data = safetensors_bytes({("x" if name == _first(tensors) else name): tensor for name, tensor in tensors.items()})
     assert len(data) > 10_000_000
     for _ in range(5):
-        with onlooker.nothing_changes() as events:
-            answer = stage.put(data, assignment=item.assignment_id)
+        with change_watcher.nothing_changes() as events:
+            answer = uploader.put(data, assignment=item.assignment_id)
         assert answer.status_code == 422
         assert "not declared: x" in answer.json()["detail"]
         assert [event.run_id for event in events] == [run.id]
 
 
-def test_the_right_file_is_accepted_after_all_refusals(stage: Stage, onlooker: Onlooker) -> None:
-    data = file_of(stage.tensors)
-    last = onlooker.tables.last_event()
-    assert stage.put(data).status_code == 201
-    with onlooker.nothing_changes():
-        assert stage.put(data).status_code == 200  # repeated: it is already stored
-    assert onlooker.tables.events_after(last) == []
-    known = onlooker.tables.query("SELECT num_bytes FROM artifacts WHERE digest = %s", digest(data))
+def test_the_right_file_is_accepted_after_all_refusals(uploader: Uploader, change_watcher: ChangeWatcher) -> None:
+    data = safetensors_bytes(uploader.tensors)
+    last = change_watcher.tables.last_event()
+    assert uploader.put(data).status_code == 201
+    with change_watcher.nothing_changes():
+        assert uploader.put(data).status_code == 200  # repeated: it is already stored
+    assert change_watcher.tables.events_after(last) == []
+    known = change_watcher.tables.query("SELECT num_bytes FROM artifacts WHERE digest = %s", digest(data))
     assert known == [(len(data),)]
-    stored = stage.coordinator.store / digest(data)[:2] / digest(data)[2:4] / digest(data)
+    stored = uploader.coordinator.store / digest(data)[:2] / digest(data)[2:4] / digest(data)
     assert stored.read_bytes() == data
-    assert list((stage.coordinator.store / "incoming").iterdir()) == []
+    assert list((uploader.coordinator.store / "incoming").iterdir()) == []

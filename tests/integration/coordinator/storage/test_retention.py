@@ -23,10 +23,10 @@ from fedssl_coordinator.main import app
 from fedssl_coordinator.storage.artifacts import repository as artifacts
 from fedssl_coordinator.storage.retention import repository as retention
 from fedssl_coordinator.storage.retention.service import retention_periods
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.data_sets import labelled_bytes, public_bytes, written
+from support.data_sets import labelled_bytes, public_bytes, write_file
 from support.federation import tensors_for, upload
+from support.scenario import Scenario
 from support.tables import Tables
 from support.uploads import digest
 
@@ -35,8 +35,8 @@ MONTH = 31 * DAY
 
 
 @pytest.fixture
-def cast(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Cast:
-    return Cast(coordinator, tables, tmp_path, num_rounds=4)
+def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenario:
+    return Scenario(coordinator, tables, tmp_path, num_rounds=4)
 
 
 def run_command(*arguments: str) -> Result:
@@ -64,13 +64,15 @@ def age(tables: Tables, seconds: float) -> None:
     tables.execute("UPDATE artifacts SET touched_at = touched_at - make_interval(secs => %s)", seconds)
 
 
-def test_updates_are_removed_once_their_round_is_closed(cast: Cast, coordinator: Coordinator, tmp_path: Path) -> None:
-    item = cast.claim("a")
-    cast.deliver("a", 1.0)
-    cast.work("b", value=2.0)
-    updates = [str(part.update) for part in cast.round.assignments]
+def test_updates_are_removed_once_their_round_is_closed(
+    scenario: Scenario, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    item = scenario.claim("a")
+    scenario.deliver("a", 1.0)
+    scenario.work("b", value=2.0)
+    updates = [str(part.update) for part in scenario.round.assignments]
     assert collect() == {}
-    cast.advance()
+    scenario.advance()
     with transaction() as session:
         assert artifacts.hold(session, updates[0])
         assert collect() == {"update": 1}  # a row that another transaction has locked is left for the next time
@@ -79,51 +81,51 @@ def test_updates_are_removed_once_their_round_is_closed(cast: Cast, coordinator:
     with transaction() as session:  # `verify-store` reports nothing that was removed while it read
         assert not retention.is_needed(session, updates[0], retention_periods())
     assert not any(is_stored(coordinator, update) for update in updates)
-    assert [part.update for part in cast.rounds[0].assignments] == updates  # the record stays
-    events = cast.events("artifact.collected")
+    assert [part.update for part in scenario.rounds[0].assignments] == updates  # the record stays
+    events = scenario.events("artifact.collected")
     assert [(event.data["kind"], event.data["count"]) for event in events] == [("update", 1)] * 2
     assert events[0].data["bytes"] > 0
     with pytest.raises(NotFound):
         coordinator.client.artifact_header(updates[0])
     # A worker that did not get the answer sends the update again: the upload succeeds, and nothing is stored.
-    assert upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path) == updates[0]
+    assert upload(scenario.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path) == updates[0]
     assert not is_stored(coordinator, updates[0])
-    last = cast.claim("a").last_accepted
+    last = scenario.claim("a").last_accepted
     assert last is not None
     assert last.update == updates[0]
     assert collect() == {}
 
 
 def test_an_upload_that_was_never_submitted_is_removed_after_its_lease(
-    cast: Cast, coordinator: Coordinator, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    item = cast.claim("a")
-    update = upload(cast.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
+    item = scenario.claim("a")
+    update = upload(scenario.workers["a"], item, tensors_for(item.plan.update, 1.0), tmp_path)
     assert collect() == {}
-    cast.lapse("a")
-    cast.advance()
+    scenario.expire_lease("a")
+    scenario.advance()
     assert collect() == {"update": 1}
     assert not is_stored(coordinator, update)
-    cast.work("a", "b")  # the same bytes, sent for the next attempt
-    cast.advance()
-    assert cast.rounds[0].verdict == "aggregated"
+    scenario.work("a", "b")  # the same bytes, sent for the next attempt
+    scenario.advance()
+    assert scenario.rounds[0].verdict == "aggregated"
 
 
 def test_a_run_keeps_its_first_newest_and_best_weights(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     for value in (1.0, 2.0, 3.0, 4.0):
-        cast.work("a", "b", value=value)
-        cast.advance()
+        scenario.work("a", "b", value=value)
+        scenario.advance()
         collect()
-    assert cast.run.state == RunState.FINISHED
-    after = [each.broadcast for each in cast.rounds]  # of the rounds 0 to 3
-    judge(coordinator, tables, cast, after[2], tmp_path)
+    assert scenario.run.state == RunState.FINISHED
+    after = [each.broadcast for each in scenario.rounds]  # of the rounds 0 to 3
+    judge(coordinator, tables, scenario, after[2], tmp_path)
     assert collect() == {}
     age(tables, MONTH)
     assert collect() == {"broadcast": 2}
     assert [is_stored(coordinator, each) for each in after] == [True, False, True, False]
-    run = cast.run
+    run = scenario.run
     assert is_stored(coordinator, str(run.model))
     assert is_stored(coordinator, str(run.server_state))
     config = JudgingConfig(dataset="held-out", measures=("geometry",))
@@ -132,16 +134,16 @@ def test_a_run_keeps_its_first_newest_and_best_weights(
     assert coordinator.client.request_evaluation(run.id, config, 2).model == after[2]
 
 
-def judge(coordinator: Coordinator, tables: Tables, cast: Cast, best: str, folder: Path) -> None:
+def judge(coordinator: Coordinator, tables: Tables, scenario: Scenario, best: str, folder: Path) -> None:
     """Write a completed evaluation of every round, in which the weights `best` have the highest score."""
     content = labelled_bytes()
-    coordinator.client.add_evaluation_dataset("held-out", written(folder, content))
-    for number, each in enumerate(cast.rounds):
+    coordinator.client.add_evaluation_dataset("held-out", write_file(folder, content))
+    for number, each in enumerate(scenario.rounds):
         result = '{"probe": 0.9}' if each.broadcast == best else '{"knn": 0.5}'
         tables.execute(
             "INSERT INTO evaluations (id, run_id, round_number, model, dataset, dataset_digest, config, state, results,"
             " finished_at) VALUES (gen_random_uuid(), %s, %s, %s, 'held-out', %s, '{}', 'completed', %s, now())",
-            cast.id, number, each.broadcast, digest(content), result,
+            scenario.id, number, each.broadcast, digest(content), result,
         )  # fmt: skip
 
 
@@ -150,7 +152,7 @@ def test_a_data_set_that_is_never_registered_is_removed_after_a_day(
 ) -> None:
     contents = [public_bytes(seed=seed) for seed in range(3)]
     kept, sent_again, forgotten = map(digest, contents)
-    coordinator.client.add_public_dataset("scans", written(tmp_path, contents[0]))
+    coordinator.client.add_public_dataset("scans", write_file(tmp_path, contents[0]))
     with coordinator.http() as http:
         assert http.put(f"/v1/artifacts/{sent_again}", content=contents[1]).status_code == 201
         assert http.put(f"/v1/artifacts/{forgotten}", content=contents[2]).status_code == 201
@@ -193,14 +195,14 @@ def test_old_files_without_a_row_are_removed(coordinator: Coordinator, tables: T
 
 
 def test_an_outage_of_the_store_during_a_collection_leaves_no_false_rows(
-    cast: Cast, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No artifact that the collection may already have removed counts as stored."""
     from fedssl_coordinator.storage.retention import collection
 
-    cast.work("a", value=1.0)
-    cast.work("b", value=2.0)
-    cast.advance()
+    scenario.work("a", value=1.0)
+    scenario.work("b", value=2.0)
+    scenario.advance()
     delete = FileStore.delete
 
     def fail(self: FileStore, digest: str) -> None:
@@ -214,27 +216,27 @@ def test_an_outage_of_the_store_during_a_collection_leaves_no_false_rows(
     with pytest.raises(StoreUnavailable):
         collection.collect()
     monkeypatch.undo()
-    updates = [str(each.update) for each in cast.rounds[0].assignments]
+    updates = [str(each.update) for each in scenario.rounds[0].assignments]
     kept = {name for [name] in tables.query("SELECT digest FROM artifacts WHERE collected_at IS NULL")}
     assert [is_stored(coordinator, each) for each in updates].count(True) == 1
     assert kept.isdisjoint(updates)
     for path in coordinator.store.glob("??/??/*"):
         os.utime(path, (time.time() - 2 * DAY,) * 2)
-    assert [event.data["count"] for event in cast.events("artifact.collected")] == [1]
+    assert [event.data["count"] for event in scenario.events("artifact.collected")] == [1]
     assert collect() == {"update": 1}  # the other one, which was not removed
 
 
 def test_a_read_only_store_is_reported_and_nothing_counts_as_removed(
-    cast: Cast, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedssl_coordinator.aggregator import tasks
 
     def fail(self: FileStore, digest: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system", digest)
 
-    cast.work("a", value=1.0)
-    cast.work("b", value=2.0)
-    cast.advance()
+    scenario.work("a", value=1.0)
+    scenario.work("b", value=2.0)
+    scenario.advance()
     with monkeypatch.context() as patch, capture_logs() as logs:
         patch.setattr(FileStore, "delete", fail)
         tasks.collect()
@@ -242,15 +244,17 @@ def test_a_read_only_store_is_reported_and_nothing_counts_as_removed(
     assert [(line["log_level"], line["event"]) for line in logs] == [("error", "store.failed")]
     assert (result.exit_code, result.stdout) == (1, "")
     assert re.fullmatch(r"error: the store failed: .*Read-only file system.*\n", result.stderr)
-    assert cast.events("artifact.collected") == []
+    assert scenario.events("artifact.collected") == []
 
 
-def test_a_file_that_a_killed_collection_left_is_removed(cast: Cast, coordinator: Coordinator, tables: Tables) -> None:
+def test_a_file_that_a_killed_collection_left_is_removed(
+    scenario: Scenario, coordinator: Coordinator, tables: Tables
+) -> None:
     """The row records that the artifact was removed, but the file still exists."""
-    cast.work("a", value=1.0)
-    cast.work("b", value=2.0)
-    cast.advance()
-    update = str(cast.rounds[0].assignments[0].update)
+    scenario.work("a", value=1.0)
+    scenario.work("b", value=2.0)
+    scenario.advance()
+    update = str(scenario.rounds[0].assignments[0].update)
     tables.execute("UPDATE artifacts SET collected_at = now() WHERE digest = %s", update)
     path = coordinator.store / update[:2] / update[2:4] / update
     os.utime(path, (time.time() - 2 * DAY,) * 2)
@@ -274,11 +278,11 @@ def _spoil(path: Path) -> None:
 @pytest.mark.parametrize(("damage", "said"), [(_remove, "is missing"), (_shorten, "bytes instead of"),
                                               (_spoil, "has other bytes")])  # fmt: skip
 def test_verify_store_finds_missing_and_damaged_files(
-    cast: Cast, coordinator: Coordinator, damage: Callable[[Path], Any], said: str
+    scenario: Scenario, coordinator: Coordinator, damage: Callable[[Path], Any], said: str
 ) -> None:
-    cast.work("a")
+    scenario.work("a")
     assert "no faults" in run_command("verify-store").output
-    update = str(cast.round.assignments[0].update)
+    update = str(scenario.round.assignments[0].update)
     damage(coordinator.store / update[:2] / update[2:4] / update)
     result = run_command("verify-store")
     assert result.exit_code == 1
@@ -287,14 +291,14 @@ def test_verify_store_finds_missing_and_damaged_files(
     assert "1 fault\n" in result.output
 
 
-def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Coordinator) -> None:
+def test_nothing_is_collected_while_a_backup_is_made(scenario: Scenario, coordinator: Coordinator) -> None:
     from fedssl_coordinator.aggregator.tasks import collect as task
     from fedssl_coordinator.storage.retention import collection
 
-    cast.work("a", value=1.0)
-    cast.work("b", value=2.0)
-    cast.advance()
-    update = str(cast.rounds[0].assignments[0].update)
+    scenario.work("a", value=1.0)
+    scenario.work("b", value=2.0)
+    scenario.advance()
+    update = str(scenario.rounds[0].assignments[0].update)
     with collection.held_up():
         task()
         assert is_stored(coordinator, update)
@@ -307,7 +311,7 @@ def test_nothing_is_collected_while_a_backup_is_made(cast: Cast, coordinator: Co
     assert not is_stored(coordinator, update)
 
 
-def test_a_backup_that_loses_its_lock_fails(cast: Cast) -> None:
+def test_a_backup_that_loses_its_lock_fails(scenario: Scenario) -> None:
     program = (
         "import psycopg; from fedssl_coordinator.core.settings import settings; "
         "url = settings().database_url.get_secret_value().replace('+psycopg', ''); "
@@ -319,25 +323,25 @@ def test_a_backup_that_loses_its_lock_fails(cast: Cast) -> None:
 
 
 def test_a_finished_run_is_deleted_with_its_artifacts(
-    cast: Cast, coordinator: Coordinator, tables: Tables, tmp_path: Path
+    scenario: Scenario, coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    other = Cast(coordinator, tables, tmp_path, num_rounds=1, seed=1)
-    cast.work("a", value=1.0)
-    late = cast.claim("b")
+    other = Scenario(coordinator, tables, tmp_path, num_rounds=1, seed=1)
+    scenario.work("a", value=1.0)
+    late = scenario.claim("b")
     with pytest.raises(Conflict, match="stop it first"):
-        coordinator.client.delete_run(cast.id)
-    coordinator.client.stop(cast.id)
-    before = tables.one("SELECT count(*) FROM events WHERE run_id = %s", cast.id)
+        coordinator.client.delete_run(scenario.id)
+    coordinator.client.stop(scenario.id)
+    before = tables.one("SELECT count(*) FROM events WHERE run_id = %s", scenario.id)
     with coordinator.http(coordinator.operator_token) as http:
-        assert http.delete(f"/v1/runs/{cast.id}").status_code == 403
-    coordinator.client.delete_run(cast.id)
+        assert http.delete(f"/v1/runs/{scenario.id}").status_code == 403
+    coordinator.client.delete_run(scenario.id)
     for table in ("rounds", "assignments", "metrics", "evaluations", "distillation_jobs"):
-        assert tables.query(f"SELECT 1 FROM {table} WHERE run_id = %s", cast.id) == []  # type: ignore[arg-type]
+        assert tables.query(f"SELECT 1 FROM {table} WHERE run_id = %s", scenario.id) == []  # type: ignore[arg-type]
     with pytest.raises(NotFound):
-        coordinator.client.delete_run(cast.id)
+        coordinator.client.delete_run(scenario.id)
     with pytest.raises(NotFound, match="claim work"):
-        upload(cast.workers["b"], late, tensors_for(late.plan.update, 1.0), tmp_path)
-    assert tables.one("SELECT count(*) FROM events WHERE run_id = %s", cast.id) == before + 1
+        upload(scenario.workers["b"], late, tensors_for(late.plan.update, 1.0), tmp_path)
+    assert tables.one("SELECT count(*) FROM events WHERE run_id = %s", scenario.id) == before + 1
     age(tables, DAY)
     assert collect() == {"unreferenced": 2}  # the first weights and an update
     other.work("a", "b")

@@ -16,9 +16,9 @@ from fedssl.protocol.states import Outcome
 from fedssl_coordinator.aggregator import rounds
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.retention import collection
-from support.cast import Cast
 from support.coordinator import Coordinator
 from support.data_sets import public_bytes
+from support.scenario import Scenario
 from support.tables import Tables
 from support.uploads import digest
 
@@ -49,7 +49,7 @@ def test_updates_with_the_same_bytes_in_every_round_survive_the_collector(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     """Each client sends the same bytes in every round, so they are alternately superfluous and needed."""
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=ROUNDS)
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=ROUNDS)
     removed: list[int] = []
 
     def collect() -> None:
@@ -58,21 +58,21 @@ def test_updates_with_the_same_bytes_in_every_round_survive_the_collector(
         removed.append(collected.counts["update"])
 
     def deliver(name: str, value: float) -> None:
-        cast.claim(name)
+        scenario.claim(name)
         for _ in range(10):
             with suppress(ServerError):  # the collector was faster: the worker sends it again
-                cast.deliver(name, value)
+                scenario.deliver(name, value)
                 return
 
     with over_and_over(collect):
         for _ in range(ROUNDS):
             deliver("a", 1.0)
             deliver("b", 2.0)
-            for update in {str(part.update) for part in cast.round.assignments}:
+            for update in {str(part.update) for part in scenario.round.assignments}:
                 assert (coordinator.store / update[:2] / update[2:4] / update).is_file()
-            cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
-    assert cast.events("run.stalled") == []
+            scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
+    assert scenario.events("run.stalled") == []
     assert sum(removed) > ROUNDS / 2, "there was hardly a race"
 
 
@@ -104,9 +104,9 @@ def test_weights_that_are_removed_before_they_are_recorded_are_computed_again(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The aggregator stores superfluous bytes that were already there, just as the collector begins to remove them."""
-    cast = Cast(coordinator, tables, tmp_path, num_rounds=1)
-    cast.work("a", value=1.0)
-    cast.work("b", value=2.0)
+    scenario = Scenario(coordinator, tables, tmp_path, num_rounds=1)
+    scenario.work("a", value=1.0)
+    scenario.work("b", value=2.0)
     put = rounds.put
 
     def put_and_lose(tensors: Tensors) -> rounds.StoredArtifact:
@@ -116,12 +116,12 @@ def test_weights_that_are_removed_before_they_are_recorded_are_computed_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(rounds, "put", put_and_lose)
-        cast.advance()
-    [stalled] = cast.events("run.stalled")
+        scenario.advance()
+    [stalled] = scenario.events("run.stalled")
     assert "was removed while it was stored: store it again" in stalled.message
-    cast.advance()
-    assert cast.run.outcome is None  # its pause is not over
+    scenario.advance()
+    assert scenario.run.outcome is None  # its pause is not over
     tables.execute("UPDATE runs SET retry_at = NULL")
-    cast.advance()
-    assert cast.run.outcome == Outcome.COMPLETED
-    assert store().path(str(cast.run.model)).is_file()
+    scenario.advance()
+    assert scenario.run.outcome == Outcome.COMPLETED
+    assert store().path(str(scenario.run.model)).is_file()

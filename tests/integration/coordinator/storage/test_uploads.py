@@ -25,21 +25,21 @@ from fedssl.errors import StoreUnavailable
 from fedssl_coordinator.core.models import PartialUpload
 from fedssl_coordinator.storage.artifacts import streaming
 from fedssl_coordinator.storage.uploads import streaming as uploads
-from support.cast import Cast
 from support.coordinator import Coordinator
-from support.data_sets import public_bytes, written
+from support.data_sets import public_bytes, write_file
 from support.federation import tensors_for
 from support.proxy import BreakingProxy
+from support.scenario import Scenario
 from support.servers import Servers
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.tus import Tus
-from support.uploads import digest, file_of, put_together, taken_apart
+from support.uploads import build_file, digest, safetensors_bytes, split_file
 
 PATIENT = Retry(seconds=20, first_delay=0.01, max_delay=0.1)
 DATA = public_bytes(num_images=1000, size=64)  # 4 MB
 DIGEST = digest(DATA)
 OTHER = DATA[:-1] + bytes([DATA[-1] ^ 1])
-HEADER = len(DATA) - len(taken_apart(DATA)[1])
+HEADER = len(DATA) - len(split_file(DATA)[1])
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def _partials(coordinator: Coordinator) -> list[Path]:
 def test_four_megabytes_arrive_over_a_connection_that_breaks_repeatedly(
     coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    source, told = written(tmp_path, DATA), list[int]()
+    source, told = write_file(tmp_path, DATA), list[int]()
     with (
         BreakingProxy(coordinator.url, after_bytes=700_000, bytes_per_second=20e6) as proxy,
         Client(proxy.url, coordinator.admin_token, retry=PATIENT) as client,
@@ -79,7 +79,7 @@ def test_four_megabytes_arrive_over_a_connection_that_breaks_repeatedly(
 
 @pytest.mark.full
 def test_an_upload_continues_after_a_restart_of_the_coordinator(servers: Servers, tmp_path: Path) -> None:
-    source, store = written(tmp_path, DATA), tmp_path / "store"
+    source, store = write_file(tmp_path, DATA), tmp_path / "store"
     told: list[list[int]] = [[]]
     with servers.database() as url, ExitStack() as first, ExitStack() as second:
         begun = first.enter_context(Coordinator(url, servers.redis_url, store))
@@ -106,7 +106,7 @@ def test_an_upload_continues_after_a_restart_of_the_coordinator(servers: Servers
 def test_the_same_file_from_several_concurrent_senders_is_stored_once(
     coordinator: Coordinator, tmp_path: Path, tables: Tables
 ) -> None:
-    source = written(tmp_path, DATA)
+    source = write_file(tmp_path, DATA)
     tokens = [coordinator.admin_token, coordinator.admin_token, coordinator.operator_token]
     names: list[str] = []
 
@@ -126,7 +126,7 @@ def test_the_same_file_from_several_concurrent_senders_is_stored_once(
 
 
 def test_a_part_is_accepted_only_where_the_last_one_ended(coordinator: Coordinator, tus: Tus) -> None:
-    location = tus.begun(len(DATA), DIGEST)
+    location = tus.begin(len(DATA), DIGEST)
     assert tus.offset(location) == 0
     assert tus.send(location, DATA[:1_000_000], 0).headers["upload-offset"] == "1000000"
     for wrong in (0, 999_999, 1_000_001, len(DATA)):
@@ -148,7 +148,7 @@ def test_a_file_that_is_finished_while_it_is_announced_again_is_not_sent_again(
 ) -> None:
     from fedssl_coordinator.storage.uploads import repository
 
-    find, location = repository.find, tus.begun(len(DATA), DIGEST)
+    find, location = repository.find, tus.begin(len(DATA), DIGEST)
 
     def finish_before(*asked: Any) -> PartialUpload | None:
         monkeypatch.undo()
@@ -163,7 +163,7 @@ def test_a_file_that_is_finished_while_it_is_announced_again_is_not_sent_again(
 def test_a_file_that_was_complete_but_not_checked_before_a_kill_is_checked_on_request(
     coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location, locked = tus.begun(len(DATA), DIGEST), PartialFile.locked
+    location, locked = tus.begin(len(DATA), DIGEST), PartialFile.locked
     partial = coordinator.store / "partial" / location.rpartition("/")[2].replace("-", "")
     partial.parent.mkdir(exist_ok=True)
     partial.write_bytes(DATA)
@@ -182,10 +182,10 @@ def test_a_file_that_was_complete_but_not_checked_before_a_kill_is_checked_on_re
 
 @pytest.mark.parametrize("offset", [0, 2_000_000], ids=["one request", "two requests"])
 def test_bytes_with_another_digest_are_refused_and_removed(
-    offset: int, coordinator: Coordinator, onlooker: Onlooker, tus: Tus
+    offset: int, coordinator: Coordinator, change_watcher: ChangeWatcher, tus: Tus
 ) -> None:
-    with onlooker.nothing_changes() as events:
-        location = tus.begun(len(DATA), DIGEST)
+    with change_watcher.nothing_changes() as events:
+        location = tus.begin(len(DATA), DIGEST)
         if offset:
             assert tus.send(location, OTHER[:offset], 0).status_code == 204
         answer = tus.send(location, OTHER[offset:], offset)
@@ -198,7 +198,7 @@ def test_bytes_with_another_digest_are_refused_and_removed(
 def test_a_file_that_replaced_the_received_one_is_hashed_before_it_is_stored(
     coordinator: Coordinator, tus: Tus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    append, location = PartialFile.append, tus.begun(len(DATA), DIGEST)
+    append, location = PartialFile.append, tus.begin(len(DATA), DIGEST)
 
     def append_and_replace(partial: PartialFile, parts: list[bytes], offset: int) -> None:
         append(partial, parts, offset)
@@ -217,7 +217,7 @@ def test_an_upload_is_synced_while_it_arrives_and_refused_if_the_disk_fails(
 ) -> None:
     def send() -> httpx.Response:
         if way == "tus":
-            return tus.send(tus.begun(len(DATA), DIGEST), DATA, 0)
+            return tus.send(tus.begin(len(DATA), DIGEST), DATA, 0)
         with coordinator.http() as http:
             return http.put(f"/v1/artifacts/{DIGEST}", content=DATA)
 
@@ -240,33 +240,35 @@ def test_an_upload_is_synced_while_it_arrives_and_refused_if_the_disk_fails(
     assert _stored(coordinator) == DATA
 
 
-def test_a_header_is_checked_before_any_byte_is_kept(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
+def test_a_header_is_checked_before_any_byte_is_kept(
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tus: Tus
+) -> None:
     weights = save({"projector.weight": np.zeros((1000, 1000), np.float32)})
-    with onlooker.nothing_changes() as events:
-        location = tus.begun(len(weights), digest(weights))
+    with change_watcher.nothing_changes() as events:
+        location = tus.begin(len(weights), digest(weights))
         answer = tus.send(location, weights[:2000], 0)
         assert answer.status_code == 422
         assert "the file is not a data set" in answer.json()["detail"]
-        location = tus.begun(len(DATA) + 1, DIGEST)
+        location = tus.begin(len(DATA) + 1, DIGEST)
         assert "bytes, " in tus.send(location, DATA[:2000], 0).json()["detail"]
-        location = tus.begun(len(DATA), DIGEST)
-        answer = tus.send(location, put_together(*taken_apart(DATA), length=2**40), 0)
+        location = tus.begin(len(DATA), DIGEST)
+        answer = tus.send(location, build_file(*split_file(DATA), length=2**40), 0)
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
-        location = tus.begun(len(DATA), DIGEST)
+        location = tus.begin(len(DATA), DIGEST)
         assert "within the safetensors header" in tus.send(location, DATA[: HEADER - 1], 0).json()["detail"]
     assert {event.kind for event in events} == {"artifact.refused"}
 
 
 def test_more_bytes_than_allowed_or_announced_are_refused(
-    coordinator: Coordinator, onlooker: Onlooker, tus: Tus
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tus: Tus
 ) -> None:
-    with onlooker.nothing_changes() as events:
+    with change_watcher.nothing_changes() as events:
         answer = tus.announce(21 * 10**9, DIGEST)
         assert (answer.status_code, answer.json()["type"]) == (413, "urn:fedssl:problem:artifact-too-large")
         assert "FEDSSL_MAX_DATASET_BYTES" in answer.json()["detail"]
-        location = tus.begun(len(DATA), DIGEST)
+        location = tus.begin(len(DATA), DIGEST)
         assert tus.send(location, DATA + b"\0", 0).status_code == 413
-        location = tus.begun(len(DATA), DIGEST)
+        location = tus.begin(len(DATA), DIGEST)
         tus.send(location, DATA[:5000], 0)
         assert tus.send(location, iter([DATA[5000:], b"\0"]), 5000).status_code == 413  # without a Content-Length
     assert [event.kind for event in events] == ["artifact.refused"] * 3
@@ -276,13 +278,13 @@ def test_only_the_worker_of_an_assignment_can_upload_its_update(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
     wide = {"encoder": {"widths": [64, 256]}, "projector": {"hidden_dims": [512], "out_dim": 256}}
-    cast = Cast(coordinator, tables, tmp_path, "ab", model=wide)
-    item, other = cast.claim("a"), cast.claim("b")
-    data = file_of(tensors_for(item.plan.update, 1.0))
+    scenario = Scenario(coordinator, tables, tmp_path, "ab", model=wide)
+    item, other = scenario.claim("a"), scenario.claim("b")
+    data = safetensors_bytes(tensors_for(item.plan.update, 1.0))
     assert len(data) > WHOLE_BYTES
     name, tokens = digest(data), {who: coordinator.worker_token(who) for who in "ab"}
     with Tus(coordinator, tokens["a"]) as own, Tus(coordinator, tokens["b"]) as foreign, Tus(coordinator) as admin:
-        location = own.begun(len(data), name, item.assignment_id)
+        location = own.begin(len(data), name, item.assignment_id)
         assert own.send(location, data[:500_000], 0).status_code == 204
         for stranger in (foreign, admin):
             assert stranger.send(location, data[500_000:], 500_000).status_code == 404
@@ -295,23 +297,23 @@ def test_only_the_worker_of_an_assignment_can_upload_its_update(
         with Tus(coordinator, coordinator.worker_token("a")) as renewed:  # the client's next token continues
             assert renewed.announce(len(data), name, item.assignment_id).headers["upload-offset"] == "500000"
         # An assignment has one upload: another file replaces it.
-        spoilt = file_of(tensors_for(item.plan.update, float("inf")))
-        second = own.begun(len(data), digest(spoilt), item.assignment_id)
+        spoilt = safetensors_bytes(tensors_for(item.plan.update, float("inf")))
+        second = own.begin(len(data), digest(spoilt), item.assignment_id)
         assert own.request("HEAD", location).status_code == 404
         answer = own.send(second, spoilt, 0)
         assert (answer.status_code, "NaN or infinity" in answer.json()["detail"]) == (422, True)
     assert _partials(coordinator) == []
-    cast.deliver("a")  # as the client itself sends it
-    assert [a.state.value for a in cast.round.assignments if a.client_id == "a"] == ["accepted"]
+    scenario.deliver("a")  # as the client itself sends it
+    assert [a.state.value for a in scenario.round.assignments if a.client_id == "a"] == ["accepted"]
 
 
 def test_an_upload_ends_with_its_lease(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
-    cast = Cast(coordinator, tables, tmp_path, "a")
-    item = cast.claim("a")
+    scenario = Scenario(coordinator, tables, tmp_path, "a")
+    item = scenario.claim("a")
     data = serialised(tensors_for(item.plan.update, 1.0))
     with Tus(coordinator, coordinator.worker_token("a")) as own:
-        location = own.begun(len(data), digest(data), item.assignment_id)
-        coordinator.client.stop(cast.id)
+        location = own.begin(len(data), digest(data), item.assignment_id)
+        coordinator.client.stop(scenario.id)
         answer = own.send(location, data, 0)
     assert answer.status_code in (409, 410), answer.text
     assert _partials(coordinator) == []
@@ -323,7 +325,7 @@ def test_an_upload_that_stalls_expires_after_a_day(coordinator: Coordinator, tab
     def expire(hours: float) -> list[int]:
         return expire_uploads(datetime.now(UTC) + timedelta(hours=hours))
 
-    location = tus.begun(len(DATA), DIGEST)
+    location = tus.begin(len(DATA), DIGEST)
     answer = tus.send(location, DATA[:5000], 0)
     day = datetime.strptime(answer.headers["upload-expires"], "%a, %d %b %Y %H:%M:%S %Z").replace(tzinfo=UTC)
     assert timedelta(hours=23) < day - datetime.now(UTC) <= timedelta(hours=24)
@@ -335,7 +337,7 @@ def test_an_upload_that_stalls_expires_after_a_day(coordinator: Coordinator, tab
     assert expire(25) == [5000]
     assert _partials(coordinator) == []
     assert tus.request("HEAD", location).status_code == 404
-    assert tus.begun(len(DATA), DIGEST) != location
+    assert tus.begin(len(DATA), DIGEST) != location
 
 
 def test_an_upload_that_the_store_cannot_remove_does_not_keep_the_others(
@@ -344,7 +346,7 @@ def test_an_upload_that_the_store_cannot_remove_does_not_keep_the_others(
     from fedssl_coordinator.storage.uploads.expiry import expire_uploads
 
     others = public_bytes(num_images=500, size=64)
-    first, second = (tus.begun(len(data), digest(data)) for data in (DATA, others))
+    first, second = (tus.begin(len(data), digest(data)) for data in (DATA, others))
     tus.send(first, DATA[:5000], 0)
     tus.send(second, others[:5000], 0)
     (coordinator.store / "partial" / "of-nobody").write_bytes(b"left over")
@@ -367,9 +369,11 @@ def test_an_upload_that_the_store_cannot_remove_does_not_keep_the_others(
     assert _partials(coordinator) == []
 
 
-def test_an_owner_can_delete_an_unfinished_upload(coordinator: Coordinator, onlooker: Onlooker, tus: Tus) -> None:
-    with onlooker.nothing_changes():
-        location = tus.begun(len(DATA), DIGEST)
+def test_an_owner_can_delete_an_unfinished_upload(
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tus: Tus
+) -> None:
+    with change_watcher.nothing_changes():
+        location = tus.begin(len(DATA), DIGEST)
         tus.send(location, DATA[:5000], 0)
         assert tus.request("DELETE", location).status_code == 204
         assert tus.request("DELETE", location).status_code == 404
@@ -378,7 +382,7 @@ def test_an_owner_can_delete_an_unfinished_upload(coordinator: Coordinator, onlo
 def test_a_sender_is_notified_if_its_upload_is_deleted_while_it_is_checked(
     tus: Tus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location, check = tus.begun(len(DATA), DIGEST), uploads.service.check_file
+    location, check = tus.begin(len(DATA), DIGEST), uploads.service.check_file
 
     def check_late(*arguments: Any) -> None:
         assert tus.request("DELETE", location).status_code == 204
@@ -391,10 +395,10 @@ def test_a_sender_is_notified_if_its_upload_is_deleted_while_it_is_checked(
 
 
 def test_requests_that_violate_the_tus_protocol_are_refused(
-    coordinator: Coordinator, onlooker: Onlooker, tus: Tus
+    coordinator: Coordinator, change_watcher: ChangeWatcher, tus: Tus
 ) -> None:
-    with onlooker.nothing_changes():
-        location = tus.begun(len(DATA), DIGEST)
+    with change_watcher.nothing_changes():
+        location = tus.begin(len(DATA), DIGEST)
         other = tus.send(location, DATA, 0, Tus_Resumable="0.2.2")
         assert (other.status_code, other.headers["tus-version"]) == (412, "1.0.0")
         announced = {"Upload-Length": "5", "Upload-Metadata": f"digest {base64.b64encode(DIGEST.encode()).decode()}"}
@@ -427,14 +431,14 @@ def test_upload_expires_does_not_depend_on_the_time_zone_of_the_database(servers
 
 @pytest.mark.parametrize("name", ["digest", "assignment", "name"])
 def test_upload_metadata_that_names_a_value_twice_is_refused(
-    coordinator: Coordinator, onlooker: Onlooker, name: str
+    coordinator: Coordinator, change_watcher: ChangeWatcher, name: str
 ) -> None:
     """It would be unclear which of the two values counts."""
     first, other = (base64.b64encode(value.encode()).decode() for value in (DIGEST, "0" * 64))
     pairs = {"digest": [f"digest {first}"], "assignment": [], "name": []}
     pairs[name] += [f"{name} {other}", f"{name} {other}"][len(pairs[name]) :]
     metadata = ",".join(pair for values in pairs.values() for pair in values)
-    with coordinator.http() as http, onlooker.nothing_changes():
+    with coordinator.http() as http, change_watcher.nothing_changes():
         headers = {"Tus-Resumable": "1.0.0", "Upload-Length": "5", "Upload-Metadata": metadata}
         answer = http.post("/v1/uploads", headers=headers)
     assert answer.status_code == 422
@@ -442,11 +446,13 @@ def test_upload_metadata_that_names_a_value_twice_is_refused(
 
 
 @pytest.mark.parametrize("name", ["Upload-Length", "Upload-Metadata", "Tus-Resumable"])
-def test_a_header_that_is_sent_twice_is_refused(coordinator: Coordinator, onlooker: Onlooker, name: str) -> None:
+def test_a_header_that_is_sent_twice_is_refused(
+    coordinator: Coordinator, change_watcher: ChangeWatcher, name: str
+) -> None:
     metadata = f"digest {base64.b64encode(DIGEST.encode()).decode()}"
     headers = [("Tus-Resumable", "1.0.0"), ("Upload-Length", "5"), ("Upload-Metadata", metadata)]
     with coordinator.http() as http:
-        with onlooker.nothing_changes():
+        with change_watcher.nothing_changes():
             answer = http.post("/v1/uploads", headers=[*headers, (name, dict(headers)[name])])
         assert answer.status_code == 422
         assert "was sent twice" in answer.text
@@ -454,7 +460,7 @@ def test_a_header_that_is_sent_twice_is_refused(coordinator: Coordinator, onlook
 
 
 def test_an_offset_that_is_sent_twice_is_refused(tus: Tus) -> None:
-    location = tus.begun(len(DATA), DIGEST)
+    location = tus.begin(len(DATA), DIGEST)
     lines = [("Upload-Offset", "0"), ("Upload-Offset", "9"), ("Content-Type", "application/offset+octet-stream")]
     assert tus._http.patch(location, content=DATA, headers=lines).status_code == 422
     assert tus.offset(location) == 0

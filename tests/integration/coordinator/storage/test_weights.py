@@ -14,7 +14,7 @@ from fedssl.client import ApiError, Conflict, NotFound
 from fedssl.protocol.plan import TensorSpec
 from fedssl_coordinator.storage.artifacts.service import OperatorPermit
 from support.coordinator import Coordinator
-from support.tables import Onlooker, Tables
+from support.tables import ChangeWatcher, Tables
 from support.weights import encoder_file
 
 
@@ -45,9 +45,11 @@ def test_a_name_always_refers_to_the_same_weights(coordinator: Coordinator, tmp_
         coordinator.client.add_weights("start", encoder_file(tmp_path, seed=10))
 
 
-def test_weights_that_were_not_sent_cannot_be_registered(coordinator: Coordinator, onlooker: Onlooker) -> None:
+def test_weights_that_were_not_sent_cannot_be_registered(
+    coordinator: Coordinator, change_watcher: ChangeWatcher
+) -> None:
     body = {"name": "start", "digest": "0" * 64, "family": "fedssl", "source_digest": "0" * 64}
-    with onlooker.nothing_changes(), coordinator.http() as http:
+    with change_watcher.nothing_changes(), coordinator.http() as http:
         answer = http.post("/v1/weights", json=body)
     assert answer.status_code == 404, answer.text
     assert "PUT it to /v1/artifacts first" in answer.json()["detail"]

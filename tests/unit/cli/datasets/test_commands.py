@@ -39,7 +39,7 @@ def test_a_folder_that_cannot_be_written_is_reported(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def nothing_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def empty_working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("FEDSSL_DATA", raising=False)
     monkeypatch.setattr("fedssl.data.datasets._SYSTEM_FOLDER", tmp_path / "system")
@@ -53,11 +53,11 @@ def _listed() -> dict[str, dict[str, object]]:
 
 
 def test_the_list_shows_available_data_sets_and_how_to_get_the_others(
-    nothing_here: Path, monkeypatch: pytest.MonkeyPatch
+    empty_working_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tuple(_listed()) == DATASETS
     assert [name for name, entry in _listed().items() if entry["here"]] == ["digits"]
-    folder = nothing_here / "mine"
+    folder = empty_working_folder / "mine"
     folder.mkdir()
     scipy.io.savemat(folder / "train_32x32.mat", {"X": 1})
     monkeypatch.setenv("FEDSSL_DATA", str(folder))
@@ -69,11 +69,13 @@ def test_the_list_shows_available_data_sets_and_how_to_get_the_others(
     assert "imagenet100.txt" in result.stderr
 
 
-def test_fetching_an_available_data_set_does_nothing(nothing_here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetching_an_available_data_set_does_nothing(
+    empty_working_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("downloaded"))
-    (nothing_here / "fedssl" / "svhn").mkdir(parents=True)
+    (empty_working_folder / "fedssl" / "svhn").mkdir(parents=True)
     for split in ("train", "test"):
-        (nothing_here / "fedssl" / "svhn" / f"{split}_32x32.mat").touch()
+        (empty_working_folder / "fedssl" / "svhn" / f"{split}_32x32.mat").touch()
     for name in ("svhn", "digits"):
         result = CliRunner().invoke(app, ["data", "fetch", name])
         assert result.exit_code == 0, result.output
@@ -89,7 +91,7 @@ def test_fetching_an_available_data_set_does_nothing(nothing_here: Path, monkeyp
     ],
 )
 def test_a_data_set_that_cannot_be_downloaded_is_reported_with_how_to_get_it(
-    nothing_here: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+    empty_working_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
     def nobody_answers(*_: object, **__: object) -> None:
         raise OSError("no route to host")

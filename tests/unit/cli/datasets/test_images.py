@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedssl.data import load_conformed, save_npz
 from fedssl.protocol.data import DataConfig, WindowConfig
-from support.commands import done, fedssl, refused
+from support.commands import error_of, fedssl, output_of
 from support.dicom_files import write_dicom
 
 _SPEC = """
@@ -89,14 +89,14 @@ def test_the_report_has_every_number(folder: Path) -> None:
 def test_the_spec_sets_memory_cache_and_max_unreadable(folder: Path) -> None:
     (folder / "b" / "broken.png").write_bytes(b"no image")
     options = ("--set", "data.max_unreadable=0.1", "--set", "data.window.values=[0,255]")
-    found = done("data", "check", folder, "--spec", "run.toml", *options)
+    found = output_of("data", "check", folder, "--spec", "run.toml", *options)
     assert found["settings"] == {"channels": 1, "image_size": 16, "cache_size": None, "from_spec": True}
     assert found["memory_bytes"] == 33 * 16 * 16 * 2  # a window keeps 16 bits
     assert found["cache_bytes"] is None
     cached = ("--set", "data.cache_size=20", *options[:2])
-    found = done("data", "check", folder, "--spec", "run.toml", *cached)
+    found = output_of("data", "check", folder, "--spec", "run.toml", *cached)
     assert 33 * 20 * 20 < found["cache_bytes"] < 2 * 33 * 20 * 20
-    few = done("data", "check", folder, "--sample", "4")
+    few = output_of("data", "check", folder, "--sample", "4")
     assert (few["num_images"], few["num_decoded"]) == (33, 4)
 
 
@@ -129,7 +129,7 @@ def test_patients_are_counted_but_not_named(tmp_path: Path) -> None:
 
 
 def test_changes_need_a_spec(folder: Path) -> None:
-    assert "give the spec with --spec" in refused("data", "check", folder, "--set", "data.image_size=32")
+    assert "give the spec with --spec" in error_of("data", "check", folder, "--set", "data.image_size=32")
 
 
 def test_arrays_are_left_to_doctor(folder: Path) -> None:

@@ -15,9 +15,9 @@ from PIL import Image
 from fedssl.classification.head_file import read_head
 from fedssl.models import load_encoder
 from fedssl.models.classifier import Classifier
-from support.commands import done, fedssl, refused
+from support.commands import error_of, fedssl, output_of
+from support.encoder_folders import write_encoder_folder
 from support.federation import tiny_spec
-from support.pulled import pulled
 
 DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}
 PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "classify-images.md"
@@ -30,12 +30,12 @@ def lines_of(path: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a working folder with an encoder and images of two classes. One image cannot be decoded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSSL_URL", "http://127.0.0.1:1")
     Path("run").mkdir()
-    pulled(Path("run"), tiny_spec(data=DATA))
+    write_encoder_folder(Path("run"), tiny_spec(data=DATA))
     rng = np.random.default_rng(0)
     for number in range(24):
         name, colour = (("a, b", (200, 60, 60)), ("path", (60, 60, 200)))[number % 2]
@@ -47,8 +47,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_classified_by_its_own_labels(here: Path) -> None:
-    found = done(*FIT, "--out", "new/predictions.csv")
+def test_a_folder_is_classified_by_its_own_labels(working_folder: Path) -> None:
+    found = output_of(*FIT, "--out", "new/predictions.csv")
     lines = lines_of("new/predictions.csv")
     assert list(lines[0]) == ["path", "predicted", "p_a, b", "p_path"]
     assert [line["path"] for line in lines] == [
@@ -65,24 +65,24 @@ def test_a_folder_is_classified_by_its_own_labels(here: Path) -> None:
     assert found["classifier"]["per_class"][0] == {"name": "a, b", "num_images": 12, "num_held_out": 2, "num_right": 2}
 
 
-def test_a_saved_classifier_gives_the_same_bytes(here: Path) -> None:
+def test_a_saved_classifier_gives_the_same_bytes(working_folder: Path) -> None:
     result = fedssl(*FIT, "--save-head", "head.safetensors")
     assert result.exit_code == 0, result.output
     assert "left out path/broken.png" in result.stderr
     assert "100.00 % of the held-out images are right (chance: 50.00 %, 1 of 2 classes)" in result.stderr
     assert "24 of 25 images" in " ".join(result.stdout.split())
-    done("classify", "scans", "--model", "run", "--head", "head.safetensors", "--out", "again.csv")
+    output_of("classify", "scans", "--model", "run", "--head", "head.safetensors", "--out", "again.csv")
     assert Path("again.csv").read_bytes() == Path("predictions.csv").read_bytes()
 
 
-def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
+def test_several_labels_per_image_come_from_a_csv_file(working_folder: Path) -> None:
     rows = [f"{path.relative_to('scans')}" for path in Path("scans").rglob("*.png")]
     cells = [[row, *("11" if row.startswith("a") else "01")] for row in rows]
     for number in range(0, len(cells), 4):
         cells[number][2] = "0"
     with Path("labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["path", "red", "odd"], *cells])
-    found = done("classify", "scans", "--model", "run", "--labels", "labels.csv")
+    found = output_of("classify", "scans", "--model", "run", "--labels", "labels.csv")
     fit = found["classifier"]
     assert fit["multi_label"]
     num, with_each = fit["num_held_out"], [each["num_held_out"] for each in fit["per_class"]]
@@ -95,9 +95,9 @@ def test_several_labels_per_image_come_from_a_csv_file(here: Path) -> None:
         assert line["predicted"] == ";".join(name for name in ("red", "odd") if float(line[f"p_{name}"]) >= 0.5)
 
 
-def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(here: Path) -> None:
-    done(*FIT, "--save-head", "head.safetensors")
-    shown = done("export", "run", "--to", "onnx", "--head", "head.safetensors")
+def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(working_folder: Path) -> None:
+    output_of(*FIT, "--save-head", "head.safetensors")
+    shown = output_of("export", "run", "--to", "onnx", "--head", "head.safetensors")
     assert (shown["file"], shown["classes"]) == ("run/classifier.onnx", ["a, b", "path"])
     assert [path.name for path in Path("run").glob("*.onnx*")] == ["classifier.onnx"]
     session = InferenceSession("run/classifier.onnx", providers=["CPUExecutionProvider"])
@@ -119,7 +119,7 @@ def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(here: Path) -> No
 
 
 def test_the_script_in_the_documentation_gives_the_same_probabilities(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    working_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert script is not None
@@ -129,8 +129,8 @@ def test_the_script_in_the_documentation_gives_the_same_probabilities(
     pixels = np.random.default_rng(1).integers(0, 256, (20, 31)).astype(np.uint8)
     Image.fromarray(pixels).save("images/a/0.tif", exif=turned)
     Path("run").rename("own")
-    done("classify", "images", "--model", "own", "--labels", "scans", "--save-head", "head.safetensors")
-    done("export", "own", "--to", "onnx", "--head", "head.safetensors")
+    output_of("classify", "images", "--model", "own", "--labels", "scans", "--save-head", "head.safetensors")
+    output_of("export", "own", "--to", "onnx", "--head", "head.safetensors")
     capsys.readouterr()
     exec(script[1].replace("0.png", "0.tif"), {})
     printed = ast.literal_eval(capsys.readouterr().out)
@@ -154,27 +154,29 @@ def test_the_script_in_the_documentation_gives_the_same_probabilities(
         (("export", "run", "--to", "timm", "--head", "head.safetensors"), "--to onnx"),
     ],
 )
-def test_impossible_requests_are_refused_with_advice(here: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_impossible_requests_are_refused_with_advice(
+    working_folder: Path, arguments: tuple[str, ...], words: str
+) -> None:
     Path("labels.csv").write_text("path,label\nelsewhere.png,a\n")
     np.savez("set.npz", images=np.zeros((4, 12, 12, 3), np.uint8))
-    assert words in refused(*arguments)
+    assert words in error_of(*arguments)
     assert not Path("predictions.csv").exists()
 
 
-def test_a_classifier_of_another_encoder_is_refused(here: Path) -> None:
-    done(*FIT, "--save-head", "head.safetensors")
+def test_a_classifier_of_another_encoder_is_refused(working_folder: Path) -> None:
+    output_of(*FIT, "--save-head", "head.safetensors")
     Path("predictions.csv").unlink()
-    pulled(Path("run"), tiny_spec(data=DATA))
+    write_encoder_folder(Path("run"), tiny_spec(data=DATA))
     for arguments in (("classify", "scans", "--model", "run"), ("export", "run", "--to", "onnx")):
-        assert "fitted to another encoder" in refused(*arguments, "--head", "head.safetensors")
+        assert "fitted to another encoder" in error_of(*arguments, "--head", "head.safetensors")
     assert not Path("predictions.csv").exists()
 
 
-def test_an_earlier_file_stays_if_no_image_can_be_classified(here: Path) -> None:
-    done(*FIT, "--save-head", "head.safetensors")
+def test_an_earlier_file_stays_if_no_image_can_be_classified(working_folder: Path) -> None:
+    output_of(*FIT, "--save-head", "head.safetensors")
     before = Path("predictions.csv").read_bytes()
     Path("broken").mkdir()
     Path("broken/broken.png").write_bytes(b"no image")
-    assert "no image of" in refused("classify", "broken", "--model", "run", "--head", "head.safetensors")
+    assert "no image of" in error_of("classify", "broken", "--model", "run", "--head", "head.safetensors")
     assert Path("predictions.csv").read_bytes() == before
     assert not list(Path().glob(".*incoming"))

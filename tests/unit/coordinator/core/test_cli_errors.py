@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedssl_coordinator.main import app
-from support.coordinator import forget
+from support.coordinator import clear_caches
 
 NOBODY = "postgresql://user:hidden@127.0.0.1:1/nothing"
 
@@ -18,9 +18,9 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(f"FEDSSL_{name}", raising=False)
     # Configuring logging would affect the whole process: loggers keep the configuration of their first use.
     monkeypatch.setattr("fedssl_coordinator.core.logs.configure_logging", lambda: None)
-    forget()
+    clear_caches()
     yield
-    forget()
+    clear_caches()
 
 
 @pytest.mark.parametrize("command", ["migrate", "api", "token create --role admin"])

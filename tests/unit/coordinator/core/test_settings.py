@@ -12,7 +12,7 @@ from fedssl_coordinator.core.settings import settings
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
+def _uncached_settings() -> Iterator[None]:
     settings.cache_clear()
     yield
     settings.cache_clear()

@@ -30,7 +30,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Counting:
     return opened
 
 
-def _put(store: FileStore, content: bytes) -> str:
+def _write(store: FileStore, content: bytes) -> str:
     with store.writer() as writer:
         writer.write(content)
         return writer.commit()
@@ -41,13 +41,13 @@ def _get(recent: RecentArtifacts, store: FileStore, digest: str) -> bytes | None
 
 
 def test_an_artifact_is_read_only_once(store: _Counting) -> None:
-    recent, digest = RecentArtifacts(), _put(store, b"weights")
+    recent, digest = RecentArtifacts(), _write(store, b"weights")
     assert [_get(recent, store, digest) for _ in range(3)] == [b"weights"] * 3
     assert store.num_reads == 1
 
 
 def test_only_one_of_many_threads_reads_an_artifact(store: _Counting) -> None:
-    recent, digest = RecentArtifacts(), _put(store, b"weights")
+    recent, digest = RecentArtifacts(), _write(store, b"weights")
     found: list[bytes | None] = []
     threads = [threading.Thread(target=lambda: found.append(_get(recent, store, digest))) for _ in range(20)]
     for thread in threads:
@@ -60,7 +60,7 @@ def test_only_one_of_many_threads_reads_an_artifact(store: _Counting) -> None:
 
 def test_the_least_recently_used_artifacts_are_dropped_above_the_limit(store: _Counting) -> None:
     recent = RecentArtifacts(most_bytes=10, largest_bytes=5)
-    first, second, third = (_put(store, content) for content in (b"11111", b"22222", b"33333"))
+    first, second, third = (_write(store, content) for content in (b"11111", b"22222", b"33333"))
     for digest in (first, second, first, third):  # the second is the least recently used
         _get(recent, store, digest)
     assert store.num_reads == 3
@@ -71,13 +71,13 @@ def test_the_least_recently_used_artifacts_are_dropped_above_the_limit(store: _C
 
 
 def test_a_large_artifact_is_not_read(store: _Counting) -> None:
-    recent, digest = RecentArtifacts(largest_bytes=5), _put(store, b"123456")
+    recent, digest = RecentArtifacts(largest_bytes=5), _write(store, b"123456")
     assert _get(recent, store, digest) is None
     assert store.num_reads == 0
 
 
 def test_a_file_that_was_rewritten_is_read_and_checked_again(store: _Counting) -> None:
-    recent, digest = RecentArtifacts(), _put(store, b"weights")
+    recent, digest = RecentArtifacts(), _write(store, b"weights")
     assert _get(recent, store, digest) == b"weights"
     store.path(digest).write_bytes(b"damages")
     assert _get(recent, store, digest) is None
@@ -87,7 +87,7 @@ def test_a_file_that_was_rewritten_is_read_and_checked_again(store: _Counting) -
 
 
 def test_a_file_deleted_before_it_is_read_is_reported_as_missing(store: _Counting) -> None:
-    recent, digest = RecentArtifacts(), _put(store, b"weights")
+    recent, digest = RecentArtifacts(), _write(store, b"weights")
     version = store.version(digest)
     store.delete(digest)
     with pytest.raises(ArtifactNotFound):

@@ -17,8 +17,8 @@ from fedssl.models.batch_norm import recalibrate
 from fedssl.models.pretrained import encoder_of
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import simulate
+from support.encoder_folders import write_encoder_folder
 from support.methods import method_spec, methods_of_this_run, shards
-from support.pulled import pulled
 from support.rounds import local_round, start
 
 NORM = ("bn.bias", "bn.num_batches_tracked", "bn.running_mean", "bn.running_var", "bn.weight")
@@ -108,7 +108,7 @@ def test_a_site_evaluates_with_its_own_norms() -> None:
 
 def test_weights_without_trained_norms_cannot_be_loaded_without_a_client_state(tmp_path: Any) -> None:
     spec = _spec("local", "fedsimclr")
-    pulled(tmp_path, spec)
+    write_encoder_folder(tmp_path, spec)
     with pytest.raises(SpecError, match=r"each site has its own: .*client_state=FILE"):
         load_encoder(tmp_path)
     result = simulate(spec, shards(spec))

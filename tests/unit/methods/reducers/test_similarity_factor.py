@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedssl.methods.reducers.similarity_factor import similarity_factor
-from support.tensors import normal
+from support.tensors import standard_normal
 
 
 def rotation(size: int, seed: int = 9) -> Tensor:
-    return torch.linalg.qr(normal(size, size, seed=seed)).Q
+    return torch.linalg.qr(standard_normal(size, size, seed=seed)).Q
 
 
 def cosines(z_ND: Tensor) -> np.ndarray:
@@ -35,25 +35,25 @@ def textbook(s: np.ndarray, width: int) -> np.ndarray:
 
 def some_with_twins(num: int = 24, width: int = 6) -> Tensor:
     """Return embeddings, a third of them repeated at other lengths, so that their pivots tie."""
-    z_ND = normal(num, width)
+    z_ND = standard_normal(num, width)
     z_ND[num // 3 : 2 * (num // 3)] = 3 * z_ND[: num // 3]
     return z_ND
 
 
 HARD: dict[str, Tensor] = {
-    "more images than numbers": normal(40, 8),
-    "fewer images than numbers": normal(5, 8),
-    "as many": normal(8, 8),
-    "one image": normal(1, 4),
+    "more images than numbers": standard_normal(40, 8),
+    "fewer images than numbers": standard_normal(5, 8),
+    "as many": standard_normal(8, 8),
+    "one image": standard_normal(1, 4),
     "twins": some_with_twins(),
-    "collapsed to a point": normal(1, 6).expand(20, 6),
-    "collapsed to a line": normal(20, 1) @ normal(1, 6),
-    "of rank 3": normal(30, 3) @ normal(3, 8, seed=1),
-    "nearly of rank 3": normal(30, 3) @ normal(3, 8, seed=1) + 1e-3 * normal(30, 8, seed=2),
-    "nearly collapsed": normal(1, 8) + 1e-2 * normal(40, 8, seed=1),
-    "with a zero": torch.cat([normal(4, 3), torch.zeros(1, 3, dtype=torch.float64)]),
+    "collapsed to a point": standard_normal(1, 6).expand(20, 6),
+    "collapsed to a line": standard_normal(20, 1) @ standard_normal(1, 6),
+    "of rank 3": standard_normal(30, 3) @ standard_normal(3, 8, seed=1),
+    "nearly of rank 3": standard_normal(30, 3) @ standard_normal(3, 8, seed=1) + 1e-3 * standard_normal(30, 8, seed=2),
+    "nearly collapsed": standard_normal(1, 8) + 1e-2 * standard_normal(40, 8, seed=1),
+    "with a zero": torch.cat([standard_normal(4, 3), torch.zeros(1, 3, dtype=torch.float64)]),
     "all zero": torch.zeros(4, 3, dtype=torch.float64),
-    "of odd lengths": normal(20, 4) * torch.logspace(-6, 6, 20, dtype=torch.float64)[:, None],
+    "of odd lengths": standard_normal(20, 4) * torch.logspace(-6, 6, 20, dtype=torch.float64)[:, None],
 }
 
 
@@ -95,7 +95,7 @@ def test_rotations_and_reflections_do_not_change_the_factor(case: str) -> None:
 
 def test_additional_dimensions_of_a_wider_network_only_add_columns_of_zeros() -> None:
     """The same similarities from a space of more dimensions give the same numbers."""
-    z_ND = normal(40, 8)
+    z_ND = standard_normal(40, 8)
     wide = torch.cat([z_ND, torch.zeros(40, 5)], dim=1) @ rotation(13)
     padded = torch.cat([similarity_factor(z_ND), torch.zeros(40, 5)], dim=1)
     torch.testing.assert_close(similarity_factor(wide), padded, rtol=0, atol=1e-9)
@@ -120,7 +120,7 @@ def test_the_rows_of_the_pivots_are_triangular(case: str) -> None:
 def test_random_shapes_and_ranks_are_reproduced_and_ignore_rotations(
     num: int, width: int, rank: int, seed: int
 ) -> None:
-    z_ND = normal(num, rank, seed=seed) @ normal(rank, width, seed=seed + 1)
+    z_ND = standard_normal(num, rank, seed=seed) @ standard_normal(rank, width, seed=seed + 1)
     factor = similarity_factor(z_ND)
     np.testing.assert_allclose((factor @ factor.T).numpy(), cosines(z_ND), atol=2e-10)
     torch.testing.assert_close(similarity_factor(z_ND @ rotation(width, seed)), factor, rtol=0, atol=1e-6)
@@ -128,7 +128,7 @@ def test_random_shapes_and_ranks_are_reproduced_and_ignore_rotations(
 
 def test_rotations_in_single_precision_change_the_factor_only_slightly() -> None:
     """A network gives embeddings in single precision: S differs in the seventh digit, and so does its factor."""
-    z_ND = normal(400, 32).float()
+    z_ND = standard_normal(400, 32).float()
     turned = z_ND @ rotation(32).float()
     torch.testing.assert_close(similarity_factor(turned), similarity_factor(z_ND), rtol=0, atol=1e-5)
 
@@ -141,12 +141,12 @@ def test_the_factor_is_reproducible_bit_for_bit() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("row", [0, 7])
 def test_embeddings_that_are_not_finite_give_a_factor_that_is_not_finite(value: float, row: int) -> None:
-    z_ND = normal(10, 4)
+    z_ND = standard_normal(10, 4)
     z_ND[row, 1] = value
     assert not bool(similarity_factor(z_ND).isfinite().all())
 
 
 def test_too_few_columns_are_refused() -> None:
-    assert similarity_factor(normal(3, 8), 3).shape == (3, 3)
+    assert similarity_factor(standard_normal(3, 8), 3).shape == (3, 3)
     with pytest.raises(ValueError, match="10 embeddings of 4 numbers needs 4 columns, not 3"):
-        similarity_factor(normal(10, 4), 3)
+        similarity_factor(standard_normal(10, 4), 3)

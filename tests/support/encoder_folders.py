@@ -14,7 +14,7 @@ from support.federation import tiny_spec
 SMALL_DATA = {"channels": 3, "image_size": 12, "mean": [0.5, 0.4, 0.3], "std": [0.25, 0.2, 0.3]}
 
 
-def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
+def write_encoder_folder(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> torch.nn.Module:
     """Write the folder's files, and return the encoder in it, in eval mode."""
     encoder = build_encoder(spec.model.encoder, spec.data.channels, spec.data.image_size)
     with torch.no_grad():
@@ -26,8 +26,8 @@ def pulled(folder: Path, spec: RunSpec, file: str = "encoder.safetensors") -> to
     return encoder.eval()
 
 
-def small_model(folder: Path) -> Model:
+def make_small_model(folder: Path) -> Model:
     """Create a folder with an encoder for colour images of 12 pixels, and load it."""
     folder.mkdir()
-    pulled(folder, tiny_spec(data=SMALL_DATA))
+    write_encoder_folder(folder, tiny_spec(data=SMALL_DATA))
     return load_model(folder)

@@ -16,7 +16,7 @@ from support.rounds import client_data
 from support.tables import Tables
 
 
-def distilling_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
+def distillation_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
     """Return a spec of FLESD on the digits, whose distillation has `num_epochs` epochs of three steps.
 
     `changes` replace whole sections.
@@ -26,7 +26,7 @@ def distilling_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
     return RunSpec.model_validate({**spec, "num_rounds": 1, **changes})
 
 
-class DistillingCast:
+class DistillationScenario:
     """Real updates of real workers, and a run of theirs. Only `coordinator.distil` distils."""
 
     def __init__(
@@ -34,7 +34,7 @@ class DistillingCast:
     ) -> None:
         self.coordinator = coordinator
         self.tables = tables
-        self.spec = spec or distilling_spec()
+        self.spec = spec or distillation_spec()
         self._folder = folder
         self.workers: dict[str, WorkerClient] = {name: coordinator.worker(name) for name in shards(self.spec)}
         self.id = coordinator.client.create_run(self.spec).id
@@ -92,7 +92,7 @@ class DistillingCast:
     def events(self, kind: str) -> list[EventView]:
         return [event for event in self.coordinator.client.event_log(self.id) if event.kind == kind]
 
-    def pause_over(self) -> None:
+    def end_pause(self) -> None:
         """End the pause after a failed attempt."""
         self.tables.execute("UPDATE distillation_jobs SET retry_at = now() - interval '1 second'")
 
@@ -109,6 +109,6 @@ class DistillingCast:
         """Return the digests of all files in the store."""
         return {path.name for path in self.coordinator.store.rglob("*") if path.is_file() and len(path.name) == 64}
 
-    def left_over(self) -> set[str]:
+    def orphaned_files(self) -> set[str]:
         """Return the digests of the files that no row refers to."""
         return self.files() - {digest for (digest,) in self.tables.query("SELECT digest FROM artifacts")}

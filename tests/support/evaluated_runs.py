@@ -42,11 +42,11 @@ def register_digits(client: Client, folder: Path) -> EvaluationDatasetView:
     return client.add_evaluation_dataset(DATASET, file)
 
 
-def judged_spec(every: int = 1, name: str = "fedsimclr", **changes: Any) -> RunSpec:
+def evaluated_spec(every: int = 1, name: str = "fedsimclr", **changes: Any) -> RunSpec:
     """Return the spec of a run that is evaluated on few of the digits; `changes` replace whole sections."""
     return method_spec(name, **{"evaluation": {**FEW, "every": every}, **changes})
 
 
-def few(**changes: Any) -> JudgingConfig:
+def small_evaluation(**changes: Any) -> JudgingConfig:
     """Return the config of an evaluation on few of the digits; `changes` replace its fields."""
     return JudgingConfig.model_validate({**FEW, **changes})

@@ -11,7 +11,7 @@ from typing import Any
 FEDSSL = [sys.executable, "-m", "fedssl.cli.main"]
 
 
-class Up:
+class RunningCommand:
     """A `fedssl up`, or another long-running command, in its own process group, as in a terminal."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
@@ -20,7 +20,7 @@ class Up:
             [*FEDSSL, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=self.errors, text=True, process_group=0
         )
 
-    def introduction(self) -> dict[str, Any]:
+    def ready_document(self) -> dict[str, Any]:
         """Return the JSON document that the command prints when everything is up."""
         assert self.process.stdout is not None
         lines = []
@@ -29,9 +29,9 @@ class Up:
             if line == "}\n":
                 found: dict[str, Any] = json.loads("".join(lines))
                 return found
-        raise AssertionError(f"it ended with {self.process.wait()}: {self.said()}")
+        raise AssertionError(f"it ended with {self.process.wait()}: {self.output()}")
 
-    def said(self) -> str:
+    def output(self) -> str:
         self.errors.seek(0)
         return self.errors.read()
 

@@ -11,11 +11,11 @@ from support.coordinator import Coordinator
 from support.federation import deliver, tiny_spec
 from support.tables import Tables
 
-# A cast may exist while tests of other files run, so its leases must not expire by the clock.
+# A scenario may exist while tests of other files run, so its leases must not expire by the clock.
 _STILL = {"lease_seconds": 86_400, "deadline_seconds": 86_400}
 
 
-class Cast:
+class Scenario:
     """Registered workers and a run of theirs that is open. Time passes only through `lapse` and `pass_deadline`."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Cast:
             self.claim(name)
             self.deliver(name, value)
 
-    def lapse(self, name: str) -> None:
+    def expire_lease(self, name: str) -> None:
         """Let the client's lease run out."""
         self.tables.execute(
             "UPDATE assignments SET lease_expires_at = now() - interval '1 second' "
@@ -97,7 +97,7 @@ class Cast:
             assert current is not None
             return repository.has_all_or_enough(session, current.id)
 
-    def awaits_attention(self) -> bool:
+    def needs_attention(self) -> bool:
         """Return whether the sweep would examine the run."""
         from fedssl_coordinator.core.db import transaction
         from fedssl_coordinator.federation.rounds import repository
@@ -106,4 +106,4 @@ class Cast:
             return self.id in repository.needing_attention(session)
 
 
-MakeCast = Callable[..., Cast]
+MakeScenario = Callable[..., Scenario]
