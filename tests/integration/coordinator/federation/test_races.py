@@ -20,6 +20,7 @@ from support.coordinator import Coordinator
 from support.federation import deliver, tensors_for, upload
 from support.scenario import Scenario
 from support.tables import Tables
+from support.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -338,12 +339,14 @@ def test_concurrent_clients_aggregators_and_operators_leave_nothing_inconsistent
     for thread in threads:
         thread.start()
     over.wait(5)
-    over.set()
+    try:
+        wait_until(lambda: failures or min(done[act.__name__] for act in actions) > 3, seconds=60)
+    finally:
+        over.set()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
     assert failures == []
-    assert min(done[name] for name in ("work", "aggregate", "pass_time", "operate")) > 3, done
     assert tables.one("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
     for scenario in scenarios:
         coordinator.client.stop(scenario.id)
