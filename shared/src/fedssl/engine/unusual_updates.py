@@ -17,8 +17,8 @@ their median.
 A direction is unusual if its cosine to the mean of the others lies below -0.6, and more than 6 max(1.4826 MAD, 0.1)
 below the median of at least 3 others; or if its cosine to the mean of all lies below -0.4, and as far below those of
 the client's own rounds. In both cases the round's median must be positive. With shares w, norms n and cosines c to the
-mean m, |m| = sum_j w_j n_j c_j, and the mean of the others is m - w_k u_k up to its length. If the round's step is not a
-weighted mean of the updates, they have no shares, and their cosines to the step are compared with the same limits.
+mean m, |m| = sum_j w_j n_j c_j, and the mean of the others is m - w_k u_k up to its length. If the round's step is not
+a weighted mean of the updates, they have no shares, and their cosines to the step are compared with the same limits.
 Clients with few, one-sided images often have negative cosines: down to -0.3 to the mean of all was measured. If a norm
 or a number of images is unusual, one update dominates the mean, and cosines to it mean nothing: they are not compared.
 
