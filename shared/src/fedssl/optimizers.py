@@ -11,7 +11,10 @@ from typing import Any, TypeVar, cast
 import torch
 
 LARS_TRUST = 1e-3
-"""The ratio of the length of LARS's step to that of the weight, at learning rate 1 (eta of You et al. 2017)."""
+"""The ratio of the length of LARS's step to that of the weight, at learning rate 1 and before momentum.
+
+It is eta of You et al. 2017.
+"""
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 

@@ -1,10 +1,14 @@
 """Alarms about updates: they name the dishonest client, do not blame honest ones, and allow an honest spread."""
 
 import random
+from typing import Any
 
 import pytest
+import torch
 
 from fedssl.engine.unusual_updates import find_unusual
+from support.methods import method_spec
+from support.rounds import aggregate, start
 
 Numbers = dict[str, dict[str, float]]
 
@@ -74,7 +78,54 @@ def test_an_update_against_the_others_raises_an_alarm() -> None:
         found["update_weight_share"] = 0.25
     numbers["c3"]["update_cosine"] = -0.25
     (unusual,) = find_unusual(numbers, {})
-    assert str(unusual) == "c3: its cosine to the others' mean is -0.612, and their median is 0.354"
+    assert str(unusual) == "c3: its cosine to the others' mean is -0.612, and the median of the others is 0.354"
+
+
+def test_without_shares_the_cosine_to_the_step_is_compared() -> None:
+    numbers = _cohort(1, 1, 1, 1, cosine=0.75)
+    numbers["c3"]["update_cosine"] = -0.7
+    (unusual,) = find_unusual(numbers, {})
+    assert str(unusual) == "c3: its update_cosine is -0.7, and the median of the others is 0.75"
+
+
+_UNIFORM = {"name": "mean", "weighting": "uniform"}
+
+
+@pytest.mark.parametrize(
+    ("reducer", "changes", "shares"),
+    [
+        ({"name": "mean"}, {}, [0.95238] + [0.0119] * 4),  # 4000 of 4200 images
+        ({"name": "mean", "weighting": "batches"}, {}, [125 / 129] + [1 / 129] * 4),  # of 32 images
+        (_UNIFORM, {}, [0.2] * 5),
+        ({"name": "ldawa", "num_plain_rounds": 1}, {}, [0.2] * 5),
+        ({"name": "ldawa", "num_plain_rounds": 0}, {}, []),
+        ({"name": "median"}, {}, []),
+        ({"name": "eua"}, {}, []),
+        (_UNIFORM, {"robustness": {"max_update_norm": 0.9}}, []),  # all are clipped
+        (_UNIFORM, {"aggregation": {"server_optimizer": {"name": "fedavgm", "learning_rate": 1.0}}}, []),
+    ],
+)
+def test_shares_are_those_of_the_mean_so_honest_clients_with_many_images_raise_no_alarm(
+    reducer: dict[str, Any], changes: dict[str, Any], shares: list[float]
+) -> None:
+    """Five updates of length 1 have scalar products of 1/4 with each other.
+
+    Each has 1/4 / sqrt(4/16 + 12/64) = 0.378 as its cosine to the mean of the others. With 4000 of 4200 images as the
+    first one's share of a mean with equal weights, it would seem to have (0.4 - 0.952) / sqrt(0.545) = -0.748.
+    """
+    sections: dict[str, Any] = {"cohort": {"min_clients": 3, "min_updates": 3}, **changes}
+    spec = method_spec("fedsimclr", method={"name": "fedsimclr", "reducer": reducer}, **sections)
+    begun, name = start(spec), "projector.0.weight"
+    updates = []
+    for number in range(5):
+        moved = torch.zeros(begun.received[name].numel())
+        moved[0], moved[1 + number] = 0.5, 0.75**0.5
+        tensors = {**begun.received, name: begun.received[name] + moved.view_as(begun.received[name])}
+        updates.append((50 if number else 4000, tensors))
+    measures = aggregate(spec, begun.state, updates).norms.measures
+    found = [each["update_weight_share"] for each in measures.values() if "update_weight_share" in each]
+    assert found == pytest.approx(shares, rel=1e-3)
+    assert find_unusual({client: {**each, "num_examples": 100} for client, each in measures.items()}, {}) == []
 
 
 def test_a_slightly_negative_cosine_raises_no_alarm() -> None:

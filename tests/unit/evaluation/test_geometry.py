@@ -77,6 +77,24 @@ def test_uniformity_matches_values_worked_out_by_hand() -> None:
     assert math.isnan(uniformity(torch.full((3, 2), math.nan)))
 
 
+def test_uniformity_is_exact_if_all_potentials_are_below_the_smallest_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of the six pairs of a square's corners have d^2 = 2, and two have 4: exp(-400) and exp(-800)."""
+    square = torch.tensor([[1.0, 0], [0, 1], [-1, 0], [0, -1]])
+    for rows in (2048, 3, 1):
+        monkeypatch.setattr("fedssl.evaluation.geometry._ROWS", rows)
+        assert uniformity(square, t=200) == pytest.approx(400 - math.log(4 / 6), rel=1e-6)
+        assert uniformity(square[::2], t=200) == pytest.approx(800)
+
+
+def test_without_representations_no_measure_has_a_value() -> None:
+    for nothing in (torch.zeros(0, 3), torch.zeros(0, 0)):
+        assert math.isnan(effective_rank(nothing))
+        assert math.isnan(effective_rank(nothing, center=True, normalize=True))
+        assert math.isnan(feature_std(nothing))
+        assert math.isnan(uniformity(nothing))
+        assert math.isnan(alignment(nothing, nothing))
+
+
 def test_the_uniformity_of_evenly_spread_directions_has_its_closed_form() -> None:
     # E exp(-4 + 4 cos) = e^-4 0F1(; H/2; 4) for directions spread evenly in H dimensions.
     terms = [4.0**k / (math.factorial(k) * math.prod(256 + i for i in range(k))) for k in range(20)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedssl.evaluation import knn_accuracy
+from fedssl.evaluation.neighbours import knn_scores
 
 
 def _reference(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray, k: int, t: float) -> float:
@@ -56,6 +57,17 @@ def test_neighbours_are_weighted_as_worked_out_by_hand() -> None:
 
     assert accuracy(0.9) == 1
     assert accuracy(0.95) == 0
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1e-3, 1e-6])
+def test_the_nearest_neighbour_decides_at_small_temperatures(temperature: float) -> None:
+    """Its cosine of 0.768 weighs e^(-232) at 0.001, which is 0 in float32, as is the other's of 0.640."""
+    train, test = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 1.2]])
+    labels, truth = torch.tensor([0, 1]), torch.tensor([1])
+    assert knn_accuracy(train, labels, test, truth, temperature=temperature) == 1
+    (scores,) = knn_scores(train, torch.eye(2), test, temperature=temperature).tolist()
+    second = 1 / (1 + math.exp((1 - 1.2) / math.sqrt(2.44) / temperature))
+    assert scores == pytest.approx([1 - second, second], abs=1e-6)
 
 
 def test_many_training_images_are_compared_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from fedssl.methods import BoundMethod, Method
 from fedssl.methods.api import Context, Distil, Metrics, ServerState, Update
 from fedssl.methods.composition.rounding import restored_update
 from fedssl.methods.composition.start import load_start
-from fedssl.methods.composition.weighting import update_weights
 from fedssl.protocol.measures import WEIGHT_SHARE
 from fedssl.protocol.plan import ArtifactPlan
 from fedssl.wording import plural
@@ -224,7 +223,7 @@ def _aggregated(
     kept = moments | next_average(bound, state, kept, ctx) | means.totals.kept(ctx)
     result = published(bound, state, kept, metrics, ctx)
     on_result(result)
-    layout, shares = Layout.of(bound.restored_plan), _shares(within, ctx)
+    layout, shares = Layout.of(bound.restored_plan), _shares(bound, within, norms, ctx)
     step = Step.between(before, result.broadcast, layout)
     measures = {}
     for update, found in zip(updates, measure_all(updates, before, layout, step), strict=True):
@@ -251,8 +250,13 @@ def _refusal(bound: BoundMethod, state: ServerState, ctx: Context, update: Updat
     return bound.server.refusal(state, update, ctx)
 
 
-def _shares(updates: Sequence[Update], ctx: Context) -> Metrics:
-    weights = update_weights(updates, ctx)
+def _shares(bound: BoundMethod, updates: Sequence[Update], norms: Norms, ctx: Context) -> Metrics:
+    """Return each update's share of the round's step, or nothing if the step is not a weighted mean of the updates as
+    they were sent and measured."""
+    is_moved = norms.clipped or ctx.spec.aggregation.server_optimizer is not None
+    weights = None if is_moved else bound.server.reducer.weights(updates, ctx)
+    if weights is None:
+        return {}
     total = sum(weights)
     return {update.client_id: weight / total for update, weight in zip(updates, weights, strict=True)}
 

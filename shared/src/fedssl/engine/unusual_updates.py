@@ -17,9 +17,10 @@ their median.
 A direction is unusual if its cosine to the mean of the others lies below -0.6, and more than 6 max(1.4826 MAD, 0.1)
 below the median of at least 3 others; or if its cosine to the mean of all lies below -0.4, and as far below those of
 the client's own rounds. In both cases the round's median must be positive. With shares w, norms n and cosines c to the
-mean m, |m| = sum_j w_j n_j c_j, and the mean of the others is m - w_k u_k up to its length. Clients with few, one-sided
-images often have negative cosines: down to -0.3 to the mean of all was measured. If a norm or a number of images is
-unusual, one update dominates the mean, and cosines to it mean nothing: they are not compared.
+mean m, |m| = sum_j w_j n_j c_j, and the mean of the others is m - w_k u_k up to its length. If the round's step is not
+a weighted mean of the updates, they have no shares, and their cosines to the step are compared with the same limits.
+Clients with few, one-sided images often have negative cosines: down to -0.3 to the mean of all was measured. If a norm
+or a number of images is unusual, one update dominates the mean, and cosines to it mean nothing: they are not compared.
 
 Two clients that differ cannot be judged by each other, and a majority that lies is not unusual.
 """
@@ -105,7 +106,8 @@ def _opposed(
     others = [cosine for name, cosine in to_others.items() if name != client]
     if len(others) >= _FEWEST_OTHERS and _is_opposed(to_others[client], others, _OPPOSED_TO_OTHERS):
         median = statistics.median(others)
-        found.append(f"its cosine to the others' mean is {to_others[client]:.3g}, and their median is {median:.3g}")
+        what = "its cosine to the others' mean" if WEIGHT_SHARE in numbers[client] else f"its {COSINE}"
+        found.append(f"{what} is {to_others[client]:.3g}, and the median of the others is {median:.3g}")
     earlier = [each[COSINE] for each in history if COSINE in each]
     if len(earlier) >= _FEWEST_ROUNDS and _is_opposed(to_mean[client], earlier, _OPPOSED_TO_MEAN):
         median = statistics.median(earlier)
@@ -119,7 +121,10 @@ def _is_opposed(value: float, values: Sequence[float], limit: float) -> bool:
 
 
 def _cosines_to_the_others(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return each client's cosine to the mean of the others, from those to the mean of all."""
+    """Return each client's cosine to the mean of the others, from those to the mean of all.
+
+    Without shares, it returns the latter.
+    """
     known = {name: each for name, each in numbers.items() if COSINE in each and UPDATE_NORM in each}
     length = sum(each.get(WEIGHT_SHARE, 0.0) * each[UPDATE_NORM] * each[COSINE] for each in known.values())
     found = {}

@@ -24,18 +24,17 @@ def effective_rank(h_NH: Tensor, *, center: bool = False, normalize: bool = Fals
         normalize: scale each representation to length 1 first.
 
     Returns:
-        A number between 1 (all on one line) and min(N, H); 0 if all representations are zero, NaN if some values are
-        not finite because the training diverged. SSD does not state how it prepares h; the default does not change it,
-        like Eq. 11.
+        A number between 1 (all on one line) and min(N, H); 0 if all representations are zero, NaN if there are none or
+        some values are not finite because the training diverged. SSD does not state how it prepares h; the default does
+        not change it, like Eq. 11.
     """
-    if not bool(h_NH.isfinite().all()):
+    if h_NH.numel() == 0 or not bool(h_NH.isfinite().all()):
         return math.nan
     # Singular values are the roots of the eigenvalues of H^T H, or of H H^T if that is smaller.
     wide = h_NH.shape[0] < h_NH.shape[1]
     pieces = [torch.cat(list(_pieces(h_NH, center=center, normalize=normalize))).T] if wide else None
     gram = sum(x.T @ x for x in pieces or _pieces(h_NH, center=center, normalize=normalize))
-    if not isinstance(gram, Tensor):
-        return 0.0
+    assert isinstance(gram, Tensor), "there is a representation"
     eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0)
     # Set to zero what float64 cannot distinguish from zero: its root would count as a dimension.
     eigenvalues[eigenvalues < eigenvalues.max() * max(h_NH.shape) * torch.finfo(torch.float64).eps] = 0
@@ -48,7 +47,7 @@ def effective_rank(h_NH: Tensor, *, center: bool = False, normalize: bool = Fals
 def feature_std(h_NH: Tensor) -> float:
     """Return the standard deviation of the unit vectors' coordinates, averaged over coordinates (SimSiam, section 4.1).
 
-    1/sqrt(H) for directions spread evenly over the sphere, 0 for collapsed representations.
+    1/sqrt(H) for directions spread evenly over the sphere, 0 for collapsed representations, NaN if there are none.
     """
     squares_H = sum(x.square().sum(dim=0) for x in _pieces(h_NH, center=True, normalize=True))
     return float((squares_H / len(h_NH)).sqrt().mean()) if isinstance(squares_H, Tensor) else math.nan
@@ -62,7 +61,7 @@ def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
     of zero vectors do. It is NaN for fewer than two representations, which have no pair.
 
     Each piece of rows is compared, in float32, only with itself and the rows after it; the potentials are summed in
-    float64.
+    float64, as multiples of the largest one so far, so that they are not all 0 if t is large.
     """
     num_pairs = len(h_NH) * (len(h_NH) - 1) / 2
     if num_pairs == 0:
@@ -70,22 +69,30 @@ def uniformity(h_NH: Tensor, t: float = 2.0) -> float:
     u_NH = directions(h_NH.float())
     squared_N = u_NH.square().sum(dim=1)  # 1, and 0 for zero vectors, which a dead ReLU makes
     total = torch.zeros((), dtype=torch.float64, device=h_NH.device)
-    for start in range(0, len(u_NH), _ROWS):
+    largest = total - torch.inf  # the logarithm of the largest potential
+    for start in range(0, len(u_NH) - 1, _ROWS):
         rows_BH, rest_MH = u_NH[start : start + _ROWS], u_NH[start:]
         # || u - v ||^2 = || u ||^2 + || v ||^2 - 2 u.v; rounding may take it below 0.
         lengths_BM = squared_N[start : start + _ROWS, None] + squared_N[None, start:]
-        potential_BM = torch.exp(-t * (lengths_BM - 2 * (rows_BH @ rest_MH.T)).clamp_min(0))
-        total += potential_BM.triu(1).sum(dtype=torch.float64)
-    return -math.log(float(total) / num_pairs) if bool(total.isfinite()) else math.nan
+        exponent_BM = (lengths_BM - 2 * (rows_BH @ rest_MH.T)).clamp_min_(0).mul_(-t)
+        own_BB = exponent_BM[:, : len(rows_BH)]  # its pairs below the diagonal are also above it
+        own_BB.masked_fill_(torch.ones_like(own_BB, dtype=torch.bool).tril(), -torch.inf)
+        before, largest = largest, torch.maximum(largest, exponent_BM.max().double())
+        potential_BM = exponent_BM.sub_(largest.float()).exp_()
+        total = total * (before - largest).exp() + potential_BM.sum(dtype=torch.float64)
+    return -math.log(float(total) / num_pairs) - float(largest) if bool(total.isfinite()) else math.nan
 
 
 def alignment(first_NH: Tensor, second_NH: Tensor) -> float:
-    """Return the mean squared distance between the directions of two views (SSD Eq. 3); smaller is better."""
+    """Return the mean squared distance between the directions of two views (SSD Eq. 3); smaller is better.
+
+    It is between 0 and 4, and NaN if there are no representations.
+    """
     total = torch.zeros((), dtype=torch.float64, device=first_NH.device)
     for start in range(0, len(first_NH), _ROWS):
         u, v = (directions(x[start : start + _ROWS].double()) for x in (first_NH, second_NH))
         total += (u - v).square().sum()
-    return float(total) / max(len(first_NH), 1)
+    return float(total) / len(first_NH) if len(first_NH) else math.nan
 
 
 def angle_between(local_ND: Tensor, global_ND: Tensor) -> Tensor:

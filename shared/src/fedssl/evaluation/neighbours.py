@@ -46,8 +46,7 @@ def knn_accuracy(
     chunk = max(1, min(_CHUNK, _MAX_COSINES // len(train_NH)))
     for start in range(0, len(test_NH), chunk):
         cosine, index = (test_NH[start : start + chunk] @ train_NH.T).topk(min(k, len(train_NH)), dim=1)
-        # Subtracting 1 keeps the order of the classes and avoids an overflow at small temperatures.
-        weights = ((cosine - 1) / temperature).exp()
+        weights = _weights(cosine, temperature)
         votes = torch.zeros(len(cosine), num_classes, device=device)
         votes.scatter_add_(1, train_labels[index], weights)
         num_right += (votes.argmax(dim=1) == test_labels[start : start + chunk]).sum()
@@ -70,6 +69,14 @@ def knn_scores(
     chunk = max(1, min(_CHUNK, _MAX_COSINES // max(len(train_NH), k * presence_NC.shape[1])))
     for start in range(0, len(test_NH), chunk):
         cosine, index = (test_NH[start : start + chunk] @ train_NH.T).topk(k, dim=1)
-        weights = ((cosine - 1) / temperature).exp()
+        weights = _weights(cosine, temperature)
         parts.append((weights[:, :, None] * presence_NC[index]).sum(dim=1) / weights.sum(dim=1, keepdim=True))
     return torch.cat(parts)
+
+
+def _weights(cosine_QK: Tensor, temperature: float) -> Tensor:
+    """Return exp(cosine / temperature) of each query's neighbours, divided by that of the nearest, which comes first.
+
+    So the weights neither overflow nor are all 0, however small the temperature is.
+    """
+    return ((cosine_QK - cosine_QK[:, :1]) / temperature).exp()

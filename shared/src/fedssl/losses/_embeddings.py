@@ -59,9 +59,11 @@ def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def unit(z_BD: Tensor) -> Tensor:
-    """Return the rows scaled to unit length; a row of zeros stays zero and gets no gradient.
+    """Return the rows scaled to unit length; a row shorter than `SHORTEST` becomes zero and gets no gradient.
 
-    `torch.nn.functional.normalize` would give such a row a gradient that is 1e12 times too large.
+    `torch.nn.functional.normalize` would give such a row a gradient that is 1e12 times too large. A row whose length
+    overflows (from 1.8e19 on in float32) becomes NaN: training has diverged, and zeros would hide it.
     """
     norm_B1 = torch.linalg.vector_norm(z_BD, dim=-1, keepdim=True)
-    return z_BD / torch.where(norm_B1 > SHORTEST, norm_B1, torch.inf)
+    length_B1 = torch.where(norm_B1 < torch.inf, norm_B1, torch.nan)
+    return z_BD / torch.where(norm_B1 > SHORTEST, length_B1, torch.inf)

@@ -17,8 +17,8 @@ def student_t_assignment(z_BD: Tensor, centers_MD: Tensor, exponent: float = -0.
     Args:
         z_BD: embeddings.
         centers_MD: mu.
-        exponent: e, negative. The default -0.5 is FedRLC's, as printed; DEC's Student t with one degree of freedom has
-        -1. The order of the centers is the same for every e.
+        exponent: e, negative. The default -0.5 is FedRLC's, as printed; DEC's Student t with one degree of freedom
+            has -1. The order of the centers is the same for every e.
 
     Returns:
         q_BM, positive rows that sum to 1.

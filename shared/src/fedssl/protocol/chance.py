@@ -1,6 +1,8 @@
 """Chance: the accuracy of being right without an encoder, the baseline of `probe` and `knn`.
 
 For balanced accuracy, chance is 1 / classes: a constant answer has a recall of 1 in one class and of 0 in the others.
+If an image may have several labels, it is 1/2: a constant answer has a sensitivity of 1 and a specificity of 0, or the
+reverse.
 """
 
 from collections.abc import Iterable, Sequence

@@ -15,7 +15,9 @@ COSINE = "update_cosine"
 as reducer, the latter is the weighted mean of the updates."""
 
 WEIGHT_SHARE = "update_weight_share"
-"""The update's share of the round's images, after `robustness.max_weight_share`."""
+"""The update's share of the mean: of the round's images or batches after the bounds of `robustness`, or one over the
+number of updates if the reducer's weights are equal. It is left out if the round's step is not a weighted mean of the
+updates as they were sent: with other reducers, with a server optimiser, and if an update was clipped."""
 
 NORMS = (UPDATE_NORM, CENTER_NORM, CONTROL_NORM, FEATURE_NORM)
 MEASURES = (*NORMS, COSINE, WEIGHT_SHARE)

@@ -330,7 +330,8 @@ def test_public_images_can_be_passed_to_a_simulation() -> None:
     ("changes", "reason"),
     [
         ({"public_data": None}, r"add a \[public_data\] section"),
-        ({"public_data": {**PUBLIC, "num_images": 32}}, "needs more than 32 public images"),
+        ({"public_data": {**PUBLIC, "num_images": 32}}, "needs more than 32 public images, and there are 32"),
+        ({"public_data": {**PUBLIC, "num_images": 20}}, "needs more than 32 public images, and there are 20"),
         ({"reducer": {"batch_size": 33}}, "a batch must fit into the queue"),
         ({"reducer": {"skip": "every_epoch", "num_anchors": 71}}, "only fill its queue and never train"),
         ({"reducer": {"num_epochs": 1, "num_anchors": 71}}, "only fill its queue and never train"),

@@ -25,12 +25,15 @@ class Reducer:
     `declares` is what the artifact plan declares of every tensor that `combine` returns; None leaves a mean of each.
     `begin` adds the first updates of a round to `ctx.prefix_mean`, which `combine` continues. If `finish` is given,
     `combine` returns sums over the clients, from which, with the state, `finish` computes the weights and metrics.
+    `weights` returns the weight of each update in the mean that `combine` returns in this round, or None if it does not
+    return a weighted mean of the updates.
     """
 
     combine: Callable[[Sequence[Update], ServerState, Context], tuple[Tensors, Metrics]]
     declares: Reduction | None = "method"
     begin: Callable[[Sequence[Update], Context], None] | None = None
     finish: Callable[[Tensors, ServerState, Context], tuple[Tensors, Metrics]] | None = None
+    weights: Callable[[Sequence[Update], Context], Sequence[float] | None] = lambda updates, ctx: None
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,7 @@ _BY_BATCHES = MeanConfig(weighting="batches")
 
 
 def eua(config: EUAConfig) -> Reducer:
-    """Return FedU2's reducer (Liao et al.
-
-    2024): a step along the clients' shortest common direction (`FedU2Config`).
-    """
+    """Return FedU2's reducer: a step along the clients' shortest common direction (Liao et al. 2024; `FedU2Config`)."""
 
     def reduce(updates: Sequence[Update], state: ServerState, ctx: Context) -> tuple[Tensors, Metrics]:
         tensors = [update.load() for update in updates]
@@ -47,7 +44,10 @@ def ldawa(config: LDAWAConfig) -> Reducer:
         ones, factor = [1] * len(updates), capped_cosines(previous, _plain(config))
         return ctx.fixed_mean(MeanInputs(loaded, ones, previous, EQUAL_BITS, factor)), {}
 
-    return Reducer(reduce)
+    def weights(updates: Sequence[Update], ctx: Context) -> Sequence[float] | None:
+        return [1] * len(updates) if ctx.round_number <= config.num_plain_rounds else None
+
+    return Reducer(reduce, weights=weights)
 
 
 def _plain(config: LDAWAConfig) -> Callable[[str], bool]:
@@ -72,7 +72,7 @@ def mean(config: MeanConfig) -> Reducer:
         loaded, bits = (update.load() for update in updates), EQUAL_BITS if is_uniform else COUNTED_BITS
         return ctx.fixed_mean(MeanInputs(loaded, weights(updates, ctx), state, bits)), {}
 
-    return Reducer(reduce, declares=None, begin=begin)
+    return Reducer(reduce, declares=None, begin=begin, weights=weights)
 
 
 def none(config: NoReducerConfig) -> Reducer:

@@ -163,8 +163,8 @@ class DistillationConfig(PartConfig):
         size = public_data.num_images
         if size <= self.num_anchors:
             raise ValueError(
-                f"distillation's queue of {self.num_anchors} needs more than {size} public images: "
-                "raise public_data.num_images or lower method.reducer.num_anchors"
+                f"distillation's queue of {self.num_anchors} needs more than {self.num_anchors} public images, and "
+                f"there are {size}: raise public_data.num_images or lower method.reducer.num_anchors"
             )
         if self.form == "triangle" and size > LARGEST_TRIANGLE:
             raise ValueError(
