@@ -150,11 +150,9 @@ def _measure_untrained(
 
 def _tune(request: Request, model: Model, images: Labelled, share: float, report: Report) -> FineTuneResult:
     settings = dataclasses.replace(FINE_TUNINGS[request.tuning], seed=model.spec.seed)
-    what = f"fine-tuning with {100 * share:g} % of the labels"
-    report(what, 0.0)
     return semi_supervised(
         model.encoder(), images.train, images.test, model.spec.data, share, settings=settings, device=request.device,
-        on_progress=lambda done: report(what, done),
+        on_progress=lambda done: report(f"fine-tuning with {100 * share:g} % of the labels", done),
     )  # fmt: skip
 
 
