@@ -1,4 +1,4 @@
-"""What the supervisor decides when services end, and in which order it stops them. No process is started."""
+"""The supervisor's decisions when services end, and the order in which it stops them. No process is started."""
 
 import threading
 import time

@@ -134,7 +134,7 @@ def test_a_process_ends_when_its_standard_input_does() -> None:
         assert process.wait(20) == 1
 
 
-def test_a_job_runs_what_its_file_says_and_tells_its_rounds(
+def test_a_job_runs_the_spec_of_its_file_and_reports_its_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {"spec": tiny_spec().model_dump(mode="json"), "device": "cuda:1", "data_root": str(tmp_path)}

@@ -19,7 +19,7 @@ FINISHED = FinishedRun(10, 1, 0, 0, 65.0, {10: {"probe": 0.5}}, {}, [])
 ENTRIES = [ComparisonEntry(name, 0, Path(name), tiny_spec(num_rounds=10)) for name in "abcd"]
 
 
-def test_runs_are_lines_if_the_output_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_lines_if_the_output_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with comparison_progress(ENTRIES) as watcher:
         watcher.on_round(ENTRIES[0], 1)
         watcher.on_end(ENTRIES[0], FINISHED)

@@ -223,7 +223,7 @@ def test_a_cell_that_fails_does_not_end_the_others(
     assert "in client-1" in alone.stderr
 
 
-def test_an_interrupt_says_how_to_continue(
+def test_an_interrupt_shows_how_to_continue(
     root: Path, tmp_path: Path, fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> CellResult:
