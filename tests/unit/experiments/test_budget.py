@@ -12,6 +12,7 @@ from fedssl.experiments.budget import (
     Calibration,
     Fit,
     Speeds,
+    _parts,
     calibrated_fit,
     fit,
     kept_fit,
@@ -134,6 +135,17 @@ def test_clients_that_train_at_the_same_time_are_counted_at_most_once_per_client
     assert training_seconds(cell, cell.spec, Estimated("cpu", 2)) == pytest.approx(
         (training_seconds(cell, cell.spec, Estimated()) - server) / 2 + server
     )
+
+
+def test_an_evaluation_that_no_pilot_had_is_estimated() -> None:
+    [cell] = select("fedx-1:FedSimCLR@cifar10")
+    spec = changed(scaled(cell, Scale(rounds=0.2)), {"evaluation": {"every": 0}})
+    assert (spec.num_rounds, num_evaluations(spec)) == (20, 1)
+
+    parts = _parts(cell, spec, Pilot(loading=2, judging=0, round=3), Estimated())
+
+    assert parts.real == 2 + 20 * 3 + 1
+    assert parts.judging == (0, 1), "nothing to correct the estimate by"
 
 
 def test_fine_tuning_costs_its_steps_and_its_tests() -> None:

@@ -223,7 +223,8 @@ def _parts(cell: TableCell, spec: RunSpec, pilot: Pilot, speeds: Speeds) -> _Par
     training = spec.num_rounds * pilot.round
     due = num_evaluations(spec)
     judging = num_encoders(spec) * speeds.judging(spec)
-    real = pilot.loading + training + tuning * training / estimated + due * pilot.judging
+    judged = pilot.judging or judging  # a run that is evaluated only at its end has no evaluation in its pilot
+    real = pilot.loading + training + tuning * training / estimated + due * judged
     return _Parts(real, pilot.loading, (training, estimated), (due * pilot.judging, due * judging))
 
 
