@@ -197,7 +197,7 @@ def test_the_announced_time_counts_processes_and_only_runs_that_are_not_finished
     monkeypatch.setattr(steps, "run_task", lambda task, seeds, *_, **__: result_of(task, seeds))
     read = fedssl(*asked, "--format", "json")
     assert read.exit_code == 0, "finished runs are read without --yes"
-    assert "all runs are finished, and only read" in read.stderr
+    assert "all runs are finished: only measures that are missing will be computed" in read.stderr
 
 
 def test_a_cell_that_fails_does_not_end_the_others(

@@ -219,7 +219,7 @@ def _require_time(tasks: Sequence[Task], num_seeds: Sequence[int], speeds: Speed
         note("the time that this will take is unknown, because the size of the data set is")
         return None
     if not due:
-        note("all runs are finished, and only read")
+        note("all runs are finished: only measures that are missing will be computed")
         return 0.0
     together = "" if speeds.num_processes == 1 else f" with up to {speeds.num_processes} clients at a time"
     note(f"this will take about {duration(seconds)}{together}, plus the time for evaluation")
