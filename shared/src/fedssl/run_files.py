@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MODEL, INITIAL, ENCODER, SPEC = "model.safetensors", "initial.safetensors", "encoder.safetensors", "spec.yaml"
 CARD, LINEAGE = "model-card.md", "lineage.json"
 HISTORY, RESULT, CHECKPOINT, LOCK = "history.json", "result.json", "checkpoint", ".lock"
-CLIENTS = "clients"
+CLIENTS, MEASURES, DEVICE = "clients", "measures.json", "device.json"
 
 
 def write_spec(spec: "RunSpec", destination: Path) -> None:

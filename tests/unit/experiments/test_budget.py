@@ -2,30 +2,34 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedssl.errors import SpecError
+from fedssl.errors import ResultsError, SpecError
+from fedssl.experiments import pilot
 from fedssl.experiments.budget import (
     Calibration,
     Fit,
     Speeds,
+    _parts,
     calibrated_fit,
     fit,
     kept_fit,
     learns_little,
     num_evaluations,
+    training_seconds,
 )
-from fedssl.experiments.costs import trained_images
+from fedssl.experiments.costs import server_images, trained_images
+from fedssl.experiments.measures import tuning_passes
+from fedssl.experiments.overlays import changed
 from fedssl.experiments.papers import TableCell, select
 from fedssl.experiments.pilot import NUM_ROUNDS, Pilot, run_pilot
 from fedssl.experiments.runs import ComputeSettings
 from fedssl.experiments.scaling import Scale, scaled
 from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import RoundRecord
 from support.methods import method_spec
-
-pytestmark = pytest.mark.full
-
 
 RATES = {64: 8000.0, 128: 2000.0, 256: 500.0, 512: 10.0, 2048: 4.0}
 
@@ -87,7 +91,10 @@ MACHINES = {
 
 
 @pytest.mark.parametrize("name", MACHINES)
-@pytest.mark.parametrize("what", ["fedx-1:FedSimCLR@cifar10", "fedx-1", "fedu-1"])
+@pytest.mark.parametrize(
+    "what",
+    ["fedx-1:FedSimCLR@cifar10", *(pytest.param(table, marks=pytest.mark.full) for table in ("fedx-1", "fedu-1"))],
+)
 def test_the_promised_time_is_kept_within_a_quarter(name: str, what: str) -> None:
     machine, cells = MACHINES[name], select(what)
     machine.now, promised = 0.0, 300.0 * len(cells)
@@ -101,6 +108,53 @@ def test_the_promised_time_is_kept_within_a_quarter(name: str, what: str) -> Non
     assert found.calibration is not None
     assert found.calibration.measuring <= 0.25 * promised
     assert found.seconds + found.calibration.measuring == pytest.approx(promised, rel=0.25)
+
+
+def test_a_budget_counts_what_changes_by_hand_add_to_a_run() -> None:
+    """Ten times as many rounds as the scale has take ten times as long, at any scale."""
+    machine, [cell] = Machine(), select("fedx-1:FedSimCLR@cifar10")
+
+    def adapt(cell: TableCell, spec: RunSpec) -> RunSpec:
+        return changed(spec, {"num_rounds": 200})
+
+    found = calibrated_fit([cell], 300, (0,), Estimated(), machine.pilot, adapt, clock=machine.clock)
+    machine.run(cell, adapt(cell, scaled(cell, found.scale)))
+
+    assert 0.75 * 300 <= machine.now <= 1.25 * 300
+    with pytest.raises(SpecError, match="the size of the data set of fedx-1:FedSimCLR@cifar10 is unknown"):
+        fit([cell], 300, (0,), Estimated(), lambda cell, spec: changed(spec, {"partition": {"dataset": "mine.npz"}}))
+
+
+def test_clients_that_train_at_the_same_time_are_counted_at_most_once_per_client() -> None:
+    [cell] = select("fedx-1:FedSimCLR@cifar10")
+    alone, *several = (training_seconds(cell, cell.spec, Estimated("cpu", count)) for count in (1, 2, 10, 100))
+
+    assert [alone / each for each in several] == [2, 10, 10], "there are ten clients"
+    [cell] = select("flesd-1:FLESD@cifar10-a100")
+    server = server_images(cell.spec) / RATES[512]
+    assert training_seconds(cell, cell.spec, Estimated("cpu", 2)) == pytest.approx(
+        (training_seconds(cell, cell.spec, Estimated()) - server) / 2 + server
+    )
+
+
+def test_an_evaluation_that_no_pilot_had_is_estimated() -> None:
+    [cell] = select("fedx-1:FedSimCLR@cifar10")
+    spec = changed(scaled(cell, Scale(rounds=0.2)), {"evaluation": {"every": 0}})
+    assert (spec.num_rounds, num_evaluations(spec)) == (20, 1)
+
+    parts = _parts(cell, spec, Pilot(loading=2, judging=0, round=3), Estimated())
+
+    assert parts.real == 2 + 20 * 3 + 1
+    assert parts.judging == (0, 1), "nothing to correct the estimate by"
+
+
+def test_fine_tuning_costs_its_steps_and_its_tests() -> None:
+    """SSD tunes with 1 % and 10 % of 50,000 labels for 200 epochs, and tests four times on 10,000 images."""
+    [cell] = select("ssd-1:SSD@cifar10-k10")
+    assert tuning_passes(cell, cell.spec) == 3 * 200 * (500 + 5000) + 2 * 4 * 10_000
+    few = changed(cell.spec, {"evaluation": {"max_train": 1000, "max_test": 100}})
+    assert tuning_passes(cell, few) == 3 * 200 * (10 + 100) + 2 * 4 * 100
+    assert tuning_passes(cell, changed(cell.spec, {"evaluation": None})) == 0
 
 
 def test_the_estimate_without_a_pilot_does_not_keep_the_budget() -> None:
@@ -124,6 +178,7 @@ def test_a_stored_plan_is_reused_with_its_calibration(tmp_path: Path) -> None:
     assert kept_fit(tmp_path / "plan.json", lambda: pytest.fail("it was kept")) == made
 
 
+@pytest.mark.full
 def test_a_pilot_measures_real_rounds_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -136,6 +191,42 @@ def test_a_pilot_measures_real_rounds_and_leaves_no_files(tmp_path: Path, monkey
     assert found.judging > 0
     assert found.loading > 0
     assert not list(tmp_path.glob("fedssl-pilot-*"))
+
+
+def test_a_pilot_is_the_second_round_and_what_comes_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading takes 5 s, the evaluation before training 3 s, the rounds 10 and 4 s, an evaluation between them 2 s."""
+    now, ended = [100.0], list[int]()
+    monkeypatch.setattr(pilot.time, "monotonic", lambda: now[0])
+
+    def simulated(spec: RunSpec, clients: object, **calls: Any) -> None:
+        def pass_time(seconds: float) -> None:
+            now[0] += seconds
+
+        pass_time(5)
+        for number, evaluation, rounds in ((0, 3, 10), (1, 2, 4), (2, 0, 4)):
+            calls["on_judging"](number, "kNN", None)
+            calls["on_judging"](number, "linear probe", 0.5)
+            pass_time(evaluation)
+            calls["on_evaluation"](number, {})
+            pass_time(rounds)
+            ended.append(number + 1)
+            calls["on_round"](RoundRecord(number + 1, {}, {}))
+
+    monkeypatch.setattr(pilot, "simulate", simulated)
+    spec = method_spec("fedsimclr", num_rounds=50)
+
+    assert run_pilot(spec, ComputeSettings(), longest_seconds=60) == Pilot(loading=5 + 10 - 4, judging=2, round=4)
+    assert ended == [1, 2]
+    assert run_pilot(spec, ComputeSettings(), longest_seconds=15).round == 10, "it ends after the first round"
+
+
+def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"scale": {"images": 0.5}}')
+
+    with pytest.raises(ResultsError, match=r"plan\.json is not a plan .*: remove it, or start again with --restart"):
+        kept_fit(tmp_path / "plan.json", lambda: pytest.fail("it is not replaced"))
 
 
 def test_cells_that_learn_little_at_a_scale_are_listed() -> None:

@@ -1,5 +1,6 @@
 """The labelled images of a semi-supervised measure: if the run held images out, they are those that no client had."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,13 @@ import pytest
 
 from fedssl.data import ImageData, save_npz
 from fedssl.data.partitioning import partition_dataset
-from fedssl.evaluation import labelled_share
-from fedssl.experiments.measures import _held_out
-from fedssl.experiments.runs import ComputeSettings
+from fedssl.errors import ResultsError
+from fedssl.evaluation import FineTuneSettings, labelled_share
+from fedssl.evaluation.suite import Labelled
+from fedssl.experiments import measures
+from fedssl.experiments.measures import _held_out, measure_cell
+from fedssl.experiments.papers import Measure, select
+from fedssl.experiments.runs import ComputeSettings, FinishedRun
 from fedssl.protocol.runs import RunSpec
 
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(2), 100))
@@ -68,3 +73,70 @@ def test_labelled_images_are_drawn_from_all_images_unless_that_share_was_held_ou
     root: Path, changes: dict[str, Any]
 ) -> None:
     assert _held_out(spec(**changes), 0.1, ComputeSettings(data_root=root)) is None
+
+
+@dataclass
+class Tuned:
+    accuracy: float
+    best_accuracy: float
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the encoders that are tuned, in order; the accuracy of client-N is N tenths, and the best twice that."""
+    order: list[str] = []
+    monkeypatch.setattr(measures, "_labelled", lambda *_, **__: Labelled(None, None))  # type: ignore[arg-type]
+    monkeypatch.setattr(measures, "_held_out", lambda *_: None)
+    monkeypatch.setattr(measures, "load_tensors", lambda path: path.name)
+    monkeypatch.setattr(measures, "load_encoder", lambda name, spec: name)
+
+    def tune(encoder: str, *_: object, settings: FineTuneSettings, on_progress: Any, **__: object) -> Tuned:
+        assert settings.seed == 3, "the run's"
+        order.append(encoder)
+        on_progress(0.5)
+        share = int(encoder.removesuffix(".safetensors")[-1]) / 10
+        return Tuned(share, 2 * share)
+
+    monkeypatch.setattr(measures, "semi_supervised", tune)
+    return order
+
+
+def finished() -> FinishedRun:
+    return FinishedRun(1, 1, 0, 0, 1.0, {1: {"probe": 0.5}}, {}, [])
+
+
+def test_an_interrupted_fine_tuning_continues_after_the_last_encoder(tmp_path: Path, tuned: list[str]) -> None:
+    """A method without a federation has an encoder per client, each of which is tuned for minutes."""
+    for number in (1, 2):
+        (tmp_path / f"encoder-client-{number}.safetensors").touch()
+    cell = replace(
+        select("fedx-1:SimCLR@cifar10")[0],
+        measures={
+            "probe": Measure(kind="probe"),
+            "10%": Measure(kind="fine_tune", settings="ssd", share=0.1),
+            "best": Measure(kind="fine_tune", settings="ssd", share=0.1, use="best"),
+        },
+    )
+    told: list[tuple[str, float | None]] = []
+
+    def interrupt(name: str, share: float | None) -> None:
+        told.append((name, share))
+        if share == 0.75:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_cell(cell, spec(), finished(), tmp_path, ComputeSettings(), interrupt)
+    assert told == [("10%", None), ("10%", 0.25), ("10%", 0.75)]
+    again = measure_cell(cell, spec(), finished(), tmp_path, ComputeSettings())
+
+    assert again == {"probe": 50.0, "10%": pytest.approx(15), "best": pytest.approx(30)}
+    one, two = "encoder-client-1.safetensors", "encoder-client-2.safetensors"
+    assert tuned == [one, two, two, one, two]
+    assert measure_cell(cell, spec(), finished(), tmp_path, ComputeSettings()) == again
+    assert len(tuned) == 5, "all of it was stored"
+
+
+def test_measures_of_the_run_that_were_not_made_are_refused(tmp_path: Path) -> None:
+    cell = replace(select("fedx-1:SimCLR@cifar10")[0], measures={"rank": Measure(kind="effective_rank")})
+    with pytest.raises(ResultsError, match="the run's effective_rank was not measured: do not change"):
+        measure_cell(cell, spec(), finished(), tmp_path, ComputeSettings())

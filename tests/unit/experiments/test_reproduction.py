@@ -13,18 +13,26 @@ from PIL import Image
 
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.data.datasets import DATA_VARIABLE
-from fedssl.errors import DataError, ResultsError
-from fedssl.experiments import measures
+from fedssl.errors import DataError, MethodError, ResultsError
+from fedssl.experiments import measures, reproduction
+from fedssl.experiments.checkpoints import run_key
+from fedssl.experiments.measures import OnMeasuring
 from fedssl.experiments.overlays import overlay
 from fedssl.experiments.papers import TableCell, select
 from fedssl.experiments.report import render
-from fedssl.experiments.reproduction import CellResult, Task, place_datasets, read_results, run_task, write_result
-from fedssl.experiments.runs import SILENT, Calls, ComputeSettings
+from fedssl.experiments.reproduction import (
+    CellResult,
+    Task,
+    place_datasets,
+    read_results,
+    run_task,
+    unfinished_seeds,
+    write_result,
+)
+from fedssl.experiments.runs import SILENT, Calls, ComputeSettings, FinishedRun, find_finished
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
-
-pytestmark = pytest.mark.full
-
+from fedssl.run_files import RESULT, write_json
 
 TINY: dict[str, Any] = {
     "num_rounds": 2,
@@ -54,6 +62,11 @@ def silent(spec: RunSpec) -> Iterator[Calls]:
     yield SILENT
 
 
+@contextmanager
+def measuring_silently() -> Iterator[OnMeasuring]:
+    yield lambda name, share: None
+
+
 def tiny(name: str, root: Path, **changes: Any) -> Task:
     cell = select(name)[0]
     values = overlay(overlay(cell.spec.model_dump(mode="json"), TINY), changes)
@@ -64,9 +77,12 @@ def run(
     task: Task, root: Path, folder: Path, seeds: tuple[int, ...] = (0,), device: str = "1 CPU thread"
 ) -> CellResult:
     machine = ComputeSettings(data_root=root)
-    return run_task(task, seeds, folder, machine=machine, device_name=device, display=silent)
+    return run_task(
+        task, seeds, folder, machine=machine, device_name=device, display=silent, measuring=measuring_silently
+    )
 
 
+@pytest.mark.full
 def test_published_and_measured_values_are_listed_with_the_differing_settings(root: Path, tmp_path: Path) -> None:
     task = tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3})
 
@@ -84,13 +100,7 @@ def test_published_and_measured_values_are_listed_with_the_differing_settings(ro
     assert not {"name", "seed", "partition.seed"} & apart.keys()
 
 
-def test_a_run_that_is_only_read_keeps_the_device_that_trained_it(root: Path, tmp_path: Path) -> None:
-    task = tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3})
-    assert run(task, root, tmp_path, device="a GPU").device == "a GPU"
-    assert run(task, root, tmp_path, (0, 1)).device == "a GPU, 1 CPU thread"
-    assert run(task, root, tmp_path, (0, 1), device="another GPU").device == "a GPU, 1 CPU thread"
-
-
+@pytest.mark.full
 def test_the_public_clients_images_are_shared_and_it_does_not_train(root: Path, tmp_path: Path) -> None:
     reducer = {"num_epochs": 2, "num_anchors": 16, "batch_size": 8}
     task = tiny("flesd-1:FLESD@cifar10-a100", root, method={"reducer": reducer})
@@ -105,6 +115,7 @@ def test_the_public_clients_images_are_shared_and_it_does_not_train(root: Path, 
     assert '"client-0"' not in history
 
 
+@pytest.mark.full
 def test_crops_of_imagenet_100_come_from_whole_image_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The images of the public client are squares in memory, like all public images."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -128,6 +139,7 @@ def test_crops_of_imagenet_100_come_from_whole_image_files(tmp_path: Path, monke
     assert (tmp_path / "cache" / "fedssl" / "images").is_dir()
 
 
+@pytest.mark.full
 def test_a_public_client_with_few_images_has_a_smaller_queue(root: Path, tmp_path: Path) -> None:
     """At alpha 0.01 some seeds leave client-0 with fewer images than the paper's queue holds."""
     reducer = {"num_epochs": 2, "num_anchors": 256, "batch_size": 8}
@@ -140,6 +152,7 @@ def test_a_public_client_with_few_images_has_a_smaller_queue(root: Path, tmp_pat
     assert "and the queue 16 instead of 256" in result.notes[-1] or "and the queue 32 in" in result.notes[-1]
 
 
+@pytest.mark.full
 def test_fine_tuning_is_measured_once_and_stored(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = dataclasses.replace(measures.FINE_TUNINGS["ssd"], epochs=2, evaluate_every=1)
     monkeypatch.setattr(measures, "FINE_TUNINGS", {"ssd": quick, "fedrlc": quick})
@@ -156,6 +169,7 @@ def test_fine_tuning_is_measured_once_and_stored(root: Path, tmp_path: Path, mon
     assert again.measured == first.measured
 
 
+@pytest.mark.full
 def test_a_table_that_needs_the_same_run_does_not_train_it_again(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +183,7 @@ def test_a_table_that_needs_the_same_run_does_not_train_it_again(
     assert first.measured["1%"] == second.measured["1%"]
 
 
+@pytest.mark.full
 def test_a_semi_supervised_cell_is_tuned_on_images_that_no_client_had(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +207,7 @@ def test_a_semi_supervised_cell_is_tuned_on_images_that_no_client_had(
     assert set(sizes) == {30}, "10 % of max_train"
 
 
+@pytest.mark.full
 def test_the_classifier_of_a_supervised_run_is_tested(root: Path, tmp_path: Path) -> None:
     changes = {"training": {"local_epochs": 5, "optimizer": {"learning_rate": 0.1}}, "partition": {"max_images": 1200}}
     result = run(tiny("fedu-1:FedAvg supervised R50@cifar10-iid", root, **changes), root, tmp_path)
@@ -199,6 +215,7 @@ def test_the_classifier_of_a_supervised_run_is_tested(root: Path, tmp_path: Path
     assert 30 < result.measured["accuracy"][0] <= 100  # of ten classes
 
 
+@pytest.mark.full
 def test_min_local_reports_its_worst_client(root: Path, tmp_path: Path) -> None:
     mean = run(tiny("fedrlc-1:Single@cifar10-class", root), root, tmp_path)
     worst = run(tiny("flesd-1:Min-Local@cifar10-a100", root), root, tmp_path)
@@ -209,6 +226,7 @@ def test_min_local_reports_its_worst_client(root: Path, tmp_path: Path) -> None:
     assert '"probe_min"' in (folder / "result.json").read_text()
 
 
+@pytest.mark.full
 def test_a_figure_about_clients_keeps_and_measures_their_models(root: Path, tmp_path: Path) -> None:
     supervised = run(tiny("flesd-fig2:Supervised@cifar10-a100", root), root, tmp_path)
     angles = run(tiny("fedx-fig6:FedSimCLR", root), root, tmp_path)
@@ -267,6 +285,7 @@ def test_the_report_is_a_table_with_its_settings_below() -> None:
     assert render([]) == "There are no results yet.\n"
 
 
+@pytest.mark.full
 def test_the_report_names_files_without_their_folders(root: Path, tmp_path: Path) -> None:
     run(tiny("fedx-1:SimCLR@cifar10", root, partition={"num_clients": 3}), root, tmp_path)
 
@@ -274,6 +293,80 @@ def test_the_report_names_files_without_their_folders(root: Path, tmp_path: Path
 
     assert "`partition.dataset` cifar10.npz (own files) (paper: cifar10)" in text
     assert str(root) not in text
+
+
+class Runs:
+    """Takes the place of training: a run at seed S takes 10 s, and its probe is S %. Runs may fail at some seeds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trained: list[int] = []
+        self.failing: set[int] = set()
+        monkeypatch.setattr(reproduction, "run_in_folder", self.run)
+
+    def run(self, spec: RunSpec, folder: Path, **_: Any) -> FinishedRun:
+        if (found := find_finished(spec, folder)) is not None:
+            return found
+        if spec.seed in self.failing:
+            raise MethodError(f"seed {spec.seed} diverged")
+        self.trained.append(spec.seed)
+        document = {"num_rounds": 1, "num_images": 1, "bytes_down": 1, "bytes_up": 1, "seconds": 10.0, "losses": []}
+        document |= {"evaluations": {"1": {"probe": spec.seed / 100}}, "megabytes_by_round": {"1": 1.0}}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / RESULT, {"key": run_key(spec), **document})
+        found = find_finished(spec, folder)
+        assert found is not None
+        return found
+
+
+def test_each_seed_is_stored_when_it_ends_and_one_that_fails_loses_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, task = Runs(monkeypatch), tiny("fedx-1:SimCLR@cifar10", root)
+    runs.failing = {3}
+
+    with pytest.raises(MethodError, match="seed 3 diverged"):
+        run(task, root, tmp_path, (1, 2, 3))
+    [so_far] = read_results(tmp_path)
+    assert (so_far.seeds, so_far.seconds, so_far.device) == ((1, 2), 20.0, "1 CPU thread")
+    assert so_far.measured == {"last": (1.0, 2.0), "best": (1.0, 2.0)}
+    assert unfinished_seeds(task, [1, 2, 3], tmp_path, ComputeSettings(data_root=root)) == [3]
+
+    runs.failing = set()
+    run(task, root, tmp_path, (1, 2, 3), device="a GPU")
+    [complete] = read_results(tmp_path)
+    assert (complete.seeds, complete.device, runs.trained) == ((1, 2, 3), "1 CPU thread, a GPU", [1, 2, 3])
+
+
+def test_results_of_more_seeds_stay_until_all_of_them_are_there_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, task = Runs(monkeypatch), tiny("fedx-1:SimCLR@cifar10", root)
+    first = run(task, root, tmp_path, (1, 2))
+    runs.failing = {3}
+
+    with pytest.raises(MethodError):
+        run(task, root, tmp_path, (1, 3, 2))
+    assert read_results(tmp_path) == [first]
+
+
+def test_a_restart_trains_again_and_forgets_the_measures_and_the_device(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, task = Runs(monkeypatch), tiny("fedx-1:SimCLR@cifar10", root)
+    run(task, root, tmp_path, (1,), device="a GPU")
+    assert run(task, root, tmp_path, (1,), device="another GPU").device == "a GPU", "it was only read"
+    (folder,) = (tmp_path / "runs").iterdir()
+    (folder / "measures.json").write_text("{}")
+
+    machine = ComputeSettings(data_root=root)
+    again = run_task(
+        task, (1,), tmp_path, machine=machine, device_name="another GPU", display=silent, measuring=measuring_silently,
+        restart=True,
+    )  # fmt: skip
+
+    assert again.device == "another GPU"
+    assert runs.trained == [1, 1]
+    assert not (folder / "measures.json").exists()
 
 
 def test_a_result_does_not_replace_seeds_that_were_written_meanwhile(tmp_path: Path) -> None:
@@ -285,11 +378,3 @@ def test_a_result_does_not_replace_seeds_that_were_written_meanwhile(tmp_path: P
         write_result(made(cell, 52.0, seeds=(2,)), cell.spec, tmp_path)
     assert path.read_bytes() == before
     write_result(made(cell, 50.0, 51.0, 52.0), cell.spec, tmp_path)
-
-
-def test_a_damaged_result_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "a.json").write_text("{}")
-
-    with pytest.raises(ResultsError, match="is not a cell's result"):
-        read_results(tmp_path)

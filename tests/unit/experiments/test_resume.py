@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedssl.artifacts.store import digest_of
-from fedssl.errors import Cancelled, DataError, Paused, ResultsError
+from fedssl.errors import Cancelled, Paused, ResultsError
 from fedssl.experiments import checkpoints, runs
 from fedssl.experiments.checkpoints import FolderCheckpoint
 from fedssl.experiments.runs import Calls, FinishedRun, run_in_folder
@@ -134,21 +134,6 @@ def test_a_run_resumes_with_the_same_result_after_all_client_states_were_lost(tm
     assert resumed.client_states.keys() == whole.client_states.keys()
 
 
-def test_a_checkpoint_writes_only_what_changed_and_removes_old_files(tmp_path: Path) -> None:
-    spec = spec_of("fedbyol")
-    seen: list[set[str]] = []
-    folder = tmp_path / "run" / "checkpoint"
-    calls = Calls(on_round=lambda record: seen.append({path.name for path in folder.iterdir()}))
-    run_in_folder(spec, tmp_path / "run", calls=calls)
-
-    assert {"manifest.json", "initial.1.safetensors", "model.1.safetensors"} < seen[0]
-    assert {"manifest.json", "initial.1.safetensors", "model.4.safetensors"} < seen[3]
-    assert not any("model.1" in name or "incoming" in name for name in seen[3])
-    clients = [name for name in seen[3] if name.startswith("client.")]
-    assert len(clients) == len({name.split(".")[1] for name in clients}) == 3
-    assert any(not name.endswith(".4.safetensors") for name in clients), "one client sat out the last round"
-
-
 def test_the_folder_of_another_spec_is_refused(tmp_path: Path) -> None:
     spec = spec_of("fedbyol")
     killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
@@ -164,29 +149,6 @@ def test_the_folder_of_another_spec_is_refused(tmp_path: Path) -> None:
         run_in_folder(spec, tmp_path)
 
 
-def test_a_checkpoint_of_another_version_is_refused_with_both_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = spec_of("fedsimclr")
-    killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
-    monkeypatch.setattr(checkpoints, "version", lambda name: "99.0")
-
-    with pytest.raises(ResultsError, match=r"other code \(fedssl .*, now 99\.0\)"):
-        run_in_folder(spec, tmp_path)
-
-
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    spec = spec_of("fedsimclr")
-    killed(lambda: run_in_folder(spec, tmp_path, calls=Calls(on_round=lambda record: die())))
-    (tmp_path / "checkpoint" / "model.1.safetensors").write_bytes(b"\0" * 20)
-
-    with pytest.raises(ResultsError, match="cannot be read"):
-        run_in_folder(spec, tmp_path)
-    (tmp_path / "checkpoint" / "manifest.json").write_text("[1]")
-    with pytest.raises(ResultsError, match="cannot be read"):
-        run_in_folder(spec, tmp_path)
-
-
 def test_a_paused_run_resumes_with_other_thresholds(tmp_path: Path) -> None:
     watched = {"min_effective_rank": 1000.0, "first_round": 1, "action": "pause"}
     with pytest.raises(Paused, match=r"after round 1: client-[0-2]: effective_rank"):
@@ -196,11 +158,3 @@ def test_a_paused_run_resumes_with_other_thresholds(tmp_path: Path) -> None:
 
     assert finished.num_rounds == 4
     assert (tmp_path / ENCODER).exists()
-
-
-def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
-    spec = spec_of("fedsimclr", partition={"dataset": "nowhere"})
-    with pytest.raises(DataError, match="found no data set"):
-        run_in_folder(spec, tmp_path / "new")
-
-    assert not (tmp_path / "new").exists()

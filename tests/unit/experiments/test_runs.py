@@ -1,16 +1,17 @@
 """The folder of a run: whose it is, what a restart removes, and results that cannot be read."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from fedssl.errors import FolderInUseError, ResultsError
+from fedssl.errors import DataError, FolderInUseError, ResultsError
 from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.reproduction import RESULTS, read_results
-from fedssl.experiments.runs import clear, encoders, is_of, parse_result
+from fedssl.experiments.runs import clear, encoders, is_of, parse_result, run_in_folder
 from fedssl.locks import FolderLock
-from fedssl.run_files import CHECKPOINT, CLIENTS, ENCODER, LOCK, MODEL, RESULT
+from fedssl.run_files import CHECKPOINT, CLIENTS, DEVICE, ENCODER, LOCK, MEASURES, MODEL, RESULT
 from support.federation import tiny_spec
 
 
@@ -19,7 +20,7 @@ def test_a_restart_removes_what_a_run_would_continue_from(tmp_path: Path) -> Non
     for folder in (CHECKPOINT, CLIENTS):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.safetensors").write_bytes(b"")
-    for name in (RESULT, MODEL, ENCODER, "encoder-a.safetensors"):
+    for name in (RESULT, MEASURES, DEVICE, MODEL, ENCODER, "encoder-a.safetensors"):
         (tmp_path / name).write_bytes(b"")
     assert [path.name for path in encoders(tmp_path)] == ["encoder-a.safetensors"]
     lock = FolderLock(tmp_path, LOCK)
@@ -43,6 +44,34 @@ def test_a_folder_is_free_or_all_in_it_is_of_one_run(tmp_path: Path) -> None:
         assert [is_of(each, tmp_path) for each in (spec, other)] == [True, False]
     manifest.write_text(json.dumps({"key": run_key(other)}))
     assert [is_of(each, tmp_path) for each in (spec, other)] == [False, False]
+
+
+def test_a_finished_run_is_read_and_its_checkpoint_removed(tmp_path: Path) -> None:
+    """A process may be killed after it has written the result, before it removes the checkpoint."""
+    spec, checkpoint = tiny_spec(), tmp_path / CHECKPOINT
+    document = {"num_rounds": 1, "num_images": 10, "bytes_down": 1, "bytes_up": 2, "seconds": 3.0, "losses": [0.5]}
+    document |= {"evaluations": {"1": {"probe": None}}, "megabytes_by_round": {"0": 0, "1": 0.1}}
+    (tmp_path / RESULT).write_text(json.dumps({"key": run_key(spec), **document}))
+    checkpoint.mkdir()
+    for name in ("manifest.json", "model.1.safetensors"):
+        (checkpoint / name).write_text("{}")
+
+    found = run_in_folder(spec, tmp_path)
+
+    assert (found.num_rounds, found.losses, found.bytes_up) == (1, [0.5], 2)
+    assert math.isnan(found.last["probe"])
+    assert found.untrained == {}
+    assert not checkpoint.exists()
+    with pytest.raises(ResultsError, match="holds this run without its clients' models"):
+        run_in_folder(spec, tmp_path, keep_clients=True)
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
+    spec = tiny_spec(partition={"dataset": "nowhere", "num_clients": 2})
+    with pytest.raises(DataError, match="found no data set"):
+        run_in_folder(spec, tmp_path / "new")
+
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("document", [{}, {"evaluations": None}, {"evaluations": {"x": {}}}])

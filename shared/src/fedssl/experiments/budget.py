@@ -11,7 +11,7 @@ from fedssl.data.catalogue import KNOWN
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import calibration
 from fedssl.experiments.costs import num_images, passes, server_images, trained_images
-from fedssl.experiments.measures import tuning_images
+from fedssl.experiments.measures import tuning_passes
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.pilot import Pilot
 from fedssl.experiments.scaling import MIN_ROUNDS, NARROWER, Scale, scaled
@@ -101,9 +101,13 @@ def kept_fit(path: Path, make: Callable[[], Fit]) -> Fit:
 
 @dataclass(slots=True)
 class Speeds:
-    """This machine's speeds, each measured once per method, encoder and image size."""
+    """This machine's speeds, each measured once per method, encoder and image size.
+
+    `num_processes`: how many processes can train clients at the same time without slowing each other down.
+    """
 
     device: str = "cpu"
+    num_processes: int = 1
     on_measuring: Callable[[str], None] = lambda what: None
     _training: dict[object, float] = field(default_factory=dict)
     _judging: dict[object, float] = field(default_factory=dict)
@@ -148,8 +152,15 @@ class Corrected(Speeds):
         return self.estimated.judging(spec) * self.judging_factor
 
 
+Adapt = Callable[[TableCell, RunSpec], RunSpec]
+"""Returns the scaled spec of a cell in the form in which it is run."""
+
 RunPilot = Callable[[TableCell, RunSpec, float], Pilot]
 """Runs the first rounds of a cell at a scale, for not much longer than the given seconds, and returns their times."""
+
+
+def _as_scaled(cell: TableCell, spec: RunSpec) -> RunSpec:
+    return spec
 
 
 def calibrated_fit(
@@ -158,17 +169,16 @@ def calibrated_fit(
     seeds: Sequence[int],
     speeds: Speeds,
     pilot: RunPilot,
-    adapt: Callable[[TableCell, RunSpec], RunSpec] = lambda cell, spec: spec,
+    adapt: Adapt = _as_scaled,
     clock: Callable[[], float] = time.monotonic,
 ) -> Fit:
     """Choose a scale as :func:`fit` does, and correct the choice by the first rounds of the real runs.
 
     The budget begins with this call, and includes the measurements. The plan uses between 80 and 100 % of the remaining
-    time, if its cells are large enough. `adapt` returns a scaled spec in the form in which it is run. Raises SpecError
-    if not even the smallest scale fits.
+    time, if its cells are large enough. Raises SpecError if not even the smallest scale fits.
     """
     started = clock()
-    found = fit(cells, budget_seconds, seeds, speeds)
+    found = fit(cells, budget_seconds, seeds, speeds, adapt)
     training = judging = 1.0
     for number in range(1, _MOST_PILOTS + 1):
         specs = [adapt(cell, scaled(cell, found.scale, speeds.device)) for cell in cells]
@@ -182,8 +192,10 @@ def calibrated_fit(
         measured = Fit(found.scale, found.seeds, len(found.seeds) * real, calibration)
         if _LEAST_USED * left <= measured.seconds <= left:
             return measured
-        better = Corrected(speeds.device, estimated=speeds, training_factor=training, judging_factor=judging)
-        again = fit(cells, left, seeds, better, slack=_SLACK_MEASURED, fixed_seconds=loading)
+        better = Corrected(
+            speeds.device, speeds.num_processes, estimated=speeds, training_factor=training, judging_factor=judging
+        )
+        again = fit(cells, left, seeds, better, adapt, slack=_SLACK_MEASURED, fixed_seconds=loading)
         if again.scale == found.scale and again.seeds == found.seeds:
             return measured
         confirmed = abs(training / before - 1) < _CONFIRMED or budget_seconds - left > _MOST_MEASURING * budget_seconds
@@ -206,12 +218,13 @@ class _Parts:
 
 def _parts(cell: TableCell, spec: RunSpec, pilot: Pilot, speeds: Speeds) -> _Parts:
     speed = max(speeds.training(spec), 1e-9)
-    tuning = num_encoders(spec) * tuning_images(cell, spec) * 3 / passes(spec.method).units / speed
+    tuning = _tuning_images(cell, spec) / speed
     estimated = max(training_seconds(cell, spec, speeds) - tuning, 1e-9)
     training = spec.num_rounds * pilot.round
     due = num_evaluations(spec)
     judging = num_encoders(spec) * speeds.judging(spec)
-    real = pilot.loading + training + tuning * training / estimated + due * pilot.judging
+    judged = pilot.judging or judging  # a run that is evaluated only at its end has no evaluation in its pilot
+    real = pilot.loading + training + tuning * training / estimated + due * judged
     return _Parts(real, pilot.loading, (training, estimated), (due * pilot.judging, due * judging))
 
 
@@ -244,8 +257,23 @@ def training_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:
     trained = trained_images(spec, cell.public_client)
     if trained is None:
         return math.inf
-    tuned = num_encoders(spec) * tuning_images(cell, spec) * 3 / passes(spec.method).units  # one pass with gradients
-    return (trained + server_images(spec) + tuned) / max(speeds.training(spec), 1e-9)
+    at_once = min(speeds.num_processes, _clients_per_round(cell, spec))
+    images = trained / at_once + server_images(spec) + _tuning_images(cell, spec)
+    return images / max(speeds.training(spec), 1e-9)
+
+
+def _tuning_images(cell: TableCell, spec: RunSpec) -> float:
+    """Return the cost of a cell's fine-tunings, as the number of images whose training costs as much."""
+    return num_encoders(spec) * tuning_passes(cell, spec) / passes(spec.method).units
+
+
+def _clients_per_round(cell: TableCell, spec: RunSpec) -> int:
+    partition = spec.partition
+    if partition is None or partition.pooled:
+        return 1
+    clients = spec.cohort.clients
+    held = partition.num_clients - (cell.public_client is not None)
+    return spec.cohort.num_wanted(max(1, held if clients is None else len(clients)))
 
 
 def num_encoders(spec: RunSpec) -> int:
@@ -259,6 +287,7 @@ def fit(
     budget_seconds: float,
     seeds: Sequence[int],
     speeds: Speeds,
+    adapt: Adapt = _as_scaled,
     *,
     slack: float = _SLACK,
     fixed_seconds: float = 0.0,
@@ -269,35 +298,40 @@ def fit(
     not even the smallest scale fits. `slack` is the share of the budget that is planned; `fixed_seconds` are needed per
     seed at any scale.
     """
-    if unknown := [cell.name for cell in cells if num_images(cell.spec) is None]:
+    if unknown := [cell.name for cell in cells if num_images(adapt(cell, cell.spec)) is None]:
         raise SpecError(f"the size of the data set of {unknown[0]} is unknown: run it without a budget")
+
+    def at(cell: TableCell, scale: Scale) -> RunSpec:
+        return adapt(cell, scaled(cell, scale, speeds.device))
+
     tries = (
         (count, epochs, encoder) for count in range(len(seeds), 0, -1) for epochs in _EPOCHS for encoder in _ENCODERS
     )
     for count, epochs, encoder in tries:
         start = Scale(encoder=encoder, epochs=epochs, rounds=_rounds(cells))
         share = budget_seconds / count - fixed_seconds / slack
-        if (found := _largest(cells, start, share, speeds, slack)) is not None:
+        if (found := _largest(cells, start, share, speeds, slack, at)) is not None:
             return Fit(found[0], tuple(seeds[:count]), count * (found[1] + fixed_seconds))
     smallest = Scale(encoder=NARROWER[-1], epochs=_EPOCHS[-1], rounds=_rounds(cells), num_evaluations=1)
     shrunk = [replace(smallest, images=images) for images in (0.05, 0.02, 0.01)]
     for scale in shrunk:
-        if (seconds := _seconds(cells, scale, speeds) + fixed_seconds) <= budget_seconds:
+        if (seconds := _seconds(cells, scale, speeds, at) + fixed_seconds) <= budget_seconds:
             return Fit(scale, tuple(seeds[:1]), seconds)
-    needed = _seconds(cells, shrunk[-1], speeds) + fixed_seconds
+    needed = _seconds(cells, shrunk[-1], speeds, at) + fixed_seconds
     raise SpecError(f"the budget is too small: at least {needed:.0f} seconds are needed for {len(cells)} cells")
 
 
 _ENCODERS: tuple[EncoderConfig | None, ...] = (None, *NARROWER)
+_At = Callable[[TableCell, Scale], RunSpec]
 
 
 def _largest(
-    cells: Sequence[TableCell], start: Scale, budget: float, speeds: Speeds, slack: float
+    cells: Sequence[TableCell], start: Scale, budget: float, speeds: Speeds, slack: float, at: _At
 ) -> tuple[Scale, float] | None:
     """Return the scale with the most images that one seed's budget allows, and its seconds, or None if too few fit."""
     seconds = slack * budget
     least = _fewest(cells)
-    specs = [(cell, scaled(cell, replace(start, images=least), speeds.device)) for cell in cells]
+    specs = [(cell, at(cell, replace(start, images=least))) for cell in cells]
     total = 0.0
     for cell, spec in specs:  # stop early, so as not to measure every method at a scale that cannot fit
         total += training_seconds(cell, spec, speeds)
@@ -306,25 +340,25 @@ def _largest(
     judging = sum(num_encoders(spec) * speeds.judging(spec) for _, spec in specs)
     most = min(_MOST_EVALUATIONS, int(_JUDGING * seconds / max(judging, 1e-9)) - 1)
     start = replace(start, num_evaluations=most)
-    if most < 1 or _seconds(cells, replace(start, images=least), speeds) > seconds:
+    if most < 1 or _seconds(cells, replace(start, images=least), speeds, at) > seconds:
         return None
-    if _seconds(cells, start, speeds) <= seconds:
-        best = _more_rounds(cells, start, seconds, speeds)
-        return best, _seconds(cells, best, speeds)
+    if _seconds(cells, start, speeds, at) <= seconds:
+        best = _more_rounds(cells, start, seconds, speeds, at)
+        return best, _seconds(cells, best, speeds, at)
     low, high = least, 1.0
     while high - low > 0.02 * high:
         middle = (low + high) / 2
-        fits = _seconds(cells, replace(start, images=middle), speeds) <= seconds
+        fits = _seconds(cells, replace(start, images=middle), speeds, at) <= seconds
         low, high = (middle, high) if fits else (low, middle)
     best = replace(start, images=low)
-    return best, _seconds(cells, best, speeds)
+    return best, _seconds(cells, best, speeds, at)
 
 
-def _more_rounds(cells: Sequence[TableCell], scale: Scale, seconds: float, speeds: Speeds) -> Scale:
+def _more_rounds(cells: Sequence[TableCell], scale: Scale, seconds: float, speeds: Speeds, at: _At) -> Scale:
     """Return the scale with as many of the paper's rounds as fit, given that all images fit."""
     shares = [share for share in (1.0, 0.75, 0.5, 0.35) if share > scale.rounds]
     candidates = [replace(scale, rounds=share) for share in shares]
-    return next((each for each in candidates if _seconds(cells, each, speeds) <= seconds), scale)
+    return next((each for each in candidates if _seconds(cells, each, speeds, at) <= seconds), scale)
 
 
 def _rounds(cells: Sequence[TableCell]) -> float:
@@ -345,11 +379,11 @@ def _fewest(cells: Sequence[TableCell]) -> float:
     return min(1.0, max(min(enough), *something))
 
 
-def _seconds(cells: Sequence[TableCell], scale: Scale, speeds: Speeds) -> float:
+def _seconds(cells: Sequence[TableCell], scale: Scale, speeds: Speeds, at: _At) -> float:
     """Return the seconds that all cells take at a scale, for one seed."""
     total = 0.0
     for cell in cells:
-        spec = scaled(cell, scale, speeds.device)
+        spec = at(cell, scale)
         judging = num_evaluations(spec) * num_encoders(spec) * speeds.judging(spec)
         total += training_seconds(cell, spec, speeds) + judging
     return total

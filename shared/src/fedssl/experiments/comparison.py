@@ -7,7 +7,7 @@ from typing import Any
 
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import runs
-from fedssl.experiments.jobs import FAILURES, run_in_processes
+from fedssl.experiments.jobs import FAILURES, reason_of, run_in_processes
 from fedssl.experiments.overlays import differences
 from fedssl.experiments.runs import Calls, ComputeSettings, FinishedRun
 from fedssl.experiments.variants import Variant, build_spec, values_of
@@ -145,7 +145,7 @@ def _run_here(entry: ComparisonEntry, machine: ComputeSettings, watcher: Watcher
     try:
         return runs.run_in_folder(entry.spec, entry.folder, machine=machine, calls=calls)
     except FAILURES as error:
-        return Failure(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return Failure(reason_of(error))
 
 
 def _outcome(entry: ComparisonEntry, reason: str | None) -> Outcome:

@@ -20,15 +20,22 @@ from typing import TypeVar
 from fedssl.engine.devices import devices_of
 from fedssl.errors import FedSSLError
 from fedssl.experiments.runs import Calls, ComputeSettings, run_in_folder
+from fedssl.parallel.parent import end_with_parent
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import write_json
 
 JOB, LOG = "job.json", "job.log"
+_COMMAND = (sys.executable, "-m", "fedssl.experiments.jobs")
 
 FAILURES = (FedSSLError, RuntimeError, ValueError, ArithmeticError, MemoryError)
 """The errors of one run that do not end the others: fedssl's own, torch's, and insufficient memory."""
 
 E = TypeVar("E")
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error, or its kind if it has no text."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def run_in_processes(
@@ -41,7 +48,7 @@ def run_in_processes(
     """Run every task, at most `num_processes` at a time, and yield each when it ends, with the reason if it failed.
 
     If the machine's device is `cuda`, the processes take turns on all GPUs; several on one GPU share it.
-    If the loop is left early, also by Ctrl-C, the processes are ended; their checkpoints stay.
+    If the loop is left early, also by Ctrl-C, or this process is killed, the processes end; their checkpoints stay.
     """
     waiting = list(reversed(tasks))
     told: SimpleQueue[tuple[E, subprocess.Popen[str], int | None]] = SimpleQueue()
@@ -60,14 +67,14 @@ def run_in_processes(
             if rounds_done is not None:
                 on_round(entry, rounds_done)
                 continue
-            (folder, device), code = going.pop(process), process.wait()
+            (folder, device), code = going.pop(process), _end_of(process)
             free.append(device)
             yield entry, None if code == 0 else _reason(folder, code)
     finally:
         for process in going:
             process.terminate()
         for process in going:
-            process.wait()
+            _end_of(process)
 
 
 def _start(spec: RunSpec, folder: Path, device: str, data_root: Path | None) -> "subprocess.Popen[str]":
@@ -76,8 +83,8 @@ def _start(spec: RunSpec, folder: Path, device: str, data_root: Path | None) -> 
     write_json(folder / JOB, {"spec": spec.model_dump(mode="json"), "device": device, "data_root": root})
     with (folder / LOG).open("w", encoding="utf-8") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(folder)],
-            stdin=subprocess.DEVNULL,
+            [*_COMMAND, str(folder)],
+            stdin=subprocess.PIPE,  # the process ends when this pipe does
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -85,20 +92,29 @@ def _start(spec: RunSpec, folder: Path, device: str, data_root: Path | None) -> 
         )
 
 
+def _end_of(process: "subprocess.Popen[str]") -> int:
+    code = process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+    return code
+
+
 def _follow(
     entry: E, process: "subprocess.Popen[str]", told: "SimpleQueue[tuple[E, subprocess.Popen[str], int | None]]"
 ) -> None:
     assert process.stdout is not None, "it was requested"
-    for line in process.stdout:
-        if line.strip().isdigit():
-            told.put((entry, process, int(line)))
+    with process.stdout as lines:
+        for line in lines:
+            if line.strip().isdigit():
+                told.put((entry, process, int(line)))
     told.put((entry, process, None))
 
 
 def _reason(folder: Path, code: int) -> str:
     lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     if code < 0:
-        return f"the process was ended by {signal.Signals(-code).name}"
+        memory = ", which is what the system does when memory runs out" if code == -signal.SIGKILL else ""
+        return f"the process was ended by {signal.Signals(-code).name}{memory}"
     return lines[-1] if lines else f"the process ended with code {code}"
 
 
@@ -106,6 +122,7 @@ def main(folder: Path) -> None:
     """Run the job in a folder."""
     import torch
 
+    end_with_parent()
     torch.set_num_threads(1)
     job = json.loads((folder / JOB).read_text(encoding="utf-8"))
     root = None if job["data_root"] is None else Path(job["data_root"])
@@ -121,7 +138,7 @@ def main(folder: Path) -> None:
             calls=calls,
         )
     except FAILURES as error:
-        sys.exit(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        sys.exit(reason_of(error))
 
 
 def _tell(rounds_done: int) -> None:

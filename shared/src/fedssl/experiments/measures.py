@@ -1,11 +1,13 @@
 """Compute the columns of a table for a finished run: accuracies in percent, anything else unscaled."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.data import ImageData
@@ -26,11 +28,11 @@ from fedssl.experiments.model_measures import (
 from fedssl.experiments.papers import Measure, TableCell
 from fedssl.experiments.runs import ComputeSettings, FinishedRun, client_models, encoders
 from fedssl.protocol.runs import RunSpec
-from fedssl.run_files import MODEL, read_json, write_json
+from fedssl.run_files import MEASURES, MODEL, read_json, write_json
 
-MEASURES = "measures.json"
 _TUNINGS: Mapping[str, Mapping[str, FineTuneSettings]] = {"fine_tune": FINE_TUNINGS, "transfer": TRANSFERS}
-OnMeasuring = Callable[[str], None]
+OnMeasuring = Callable[[str, float | None], None]
+"""Called with the name of the measure that is computed, and the share of it that is done, 0..1, if that is known."""
 
 
 def measure_cell(
@@ -39,33 +41,53 @@ def measure_cell(
     run: FinishedRun,
     folder: Path,
     machine: ComputeSettings,
-    on_measuring: OnMeasuring = lambda name: None,
+    on_measuring: OnMeasuring = lambda name, share: None,
 ) -> dict[str, float]:
     """Return every measure of the cell by name. Expensive measures are stored in the run's folder and not repeated."""
-    kept = read_json(folder / MEASURES) or {}
+    kept = _Kept(folder)
     found: dict[str, float] = {}
     for name, measure in cell.measures.items():
         if (value := _from_run(measure, run)) is not None:
             found[name] = value
             continue
-        key = _key(measure, spec)
-        if key not in kept:
-            on_measuring(name)
-            kept[key] = _from_models(measure, spec, folder, machine)
-            write_json(folder / MEASURES, kept)
-        found[name] = math.nan if kept[key] is None else float(kept[key])  # JSON has null instead of NaN
+        report = functools.partial(on_measuring, name)
+        compute = functools.partial(_from_models, measure, spec, folder, machine, kept, report)
+        found[name] = kept.value(_key(measure, spec), compute)
     return found
 
 
-def tuning_images(cell: TableCell, spec: RunSpec) -> float:
-    """Return the number of images that the cell's fine-tunings train on, counting repetitions."""
-    total = 0.0
+class _Kept:
+    """The measures that are stored in a run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MEASURES
+        self._values = read_json(self._path) or {}
+
+    def value(self, key: str, compute: Callable[[], float]) -> float:
+        """Return the stored value, or compute and store it."""
+        if key not in self._values:
+            self._values[key] = compute()
+            write_json(self._path, self._values)
+        value = self._values[key]
+        return math.nan if value is None else float(value)  # JSON has null instead of NaN
+
+
+def tuning_passes(cell: TableCell, spec: RunSpec) -> float:
+    """Return the cost of fine-tuning one encoder as the cell asks, as the number of forward passes of an image.
+
+    A step with gradients costs three. Tests count too: with 1 % of the labels, they may cost more than the steps.
+    """
+    config, total = spec.central_evaluation, 0.0
+    if config is None:
+        return total
+    known = KNOWN.get(config.dataset)
+    num_train, num_test = (50_000, 10_000) if known is None else (known.num_train, known.num_test)
     for measure in cell.measures.values():
-        if measure.kind in _TUNINGS and spec.central_evaluation is not None:
-            name = spec.central_evaluation.dataset
-            held = KNOWN[name].num_train if name in KNOWN else 50_000
-            labelled = min(held, spec.central_evaluation.max_train or held) * (measure.share or 1.0)
-            total += labelled * settings_of(measure).epochs
+        if measure.kind in _TUNINGS:
+            settings = settings_of(measure)
+            labelled = min(num_train, config.max_train or num_train) * (measure.share or 1.0)
+            total += labelled * settings.epochs * (1 if settings.encoder_learning_rate is None else 3)
+            total += min(num_test, config.max_test or num_test) * math.ceil(settings.epochs / settings.evaluate_every)
     return total
 
 
@@ -97,14 +119,22 @@ def _required(values: dict[str, float], name: str) -> float:
     return values[name]
 
 
-def _from_models(measure: Measure, spec: RunSpec, folder: Path, machine: ComputeSettings) -> float:
+def _from_models(
+    measure: Measure,
+    spec: RunSpec,
+    folder: Path,
+    machine: ComputeSettings,
+    kept: _Kept,
+    report: Callable[[float | None], None],
+) -> float:
+    report(None)
     match measure.kind:
         case "client_metric":
             return last_client_metric(folder, _metric_of(measure))
         case "server_metric":
             return last_server_metric(folder, _metric_of(measure))
         case _ if measure.kind in _TUNINGS:
-            return _tuned(measure, spec, folder, machine)
+            return _tuned(measure, spec, folder, machine, kept, report)
     test, device = _labelled(spec, machine).test, machine.device
     match measure.kind:
         case "inter_class_angle":
@@ -125,23 +155,38 @@ def _metric_of(measure: Measure) -> str:
     return measure.metric
 
 
-def _tuned(measure: Measure, spec: RunSpec, folder: Path, machine: ComputeSettings) -> float:
-    """Return the accuracy in percent after fine-tuning, as a mean over the run's encoders."""
+def _tuned(
+    measure: Measure,
+    spec: RunSpec,
+    folder: Path,
+    machine: ComputeSettings,
+    kept: _Kept,
+    report: Callable[[float | None], None],
+) -> float:
+    """Return the accuracy in percent after fine-tuning, as a mean over the run's encoders, each of which is stored."""
     labelled = _labelled(spec, machine)
     settings = dataclasses.replace(settings_of(measure), seed=spec.seed)
     share = measure.share or 1.0
-    few = _held_out(spec, share, machine)
-    accuracies = []
-    for path in encoders(folder):
-        encoder = load_encoder(load_tensors(path), spec)
+    few, paths = _held_out(spec, share, machine), encoders(folder)
+
+    def tune(at: int) -> float:
+        common: Any = {
+            "settings": settings,
+            "device": machine.device,
+            "on_progress": lambda done: report((at + done) / len(paths)),
+        }
+        encoder = load_encoder(load_tensors(paths[at]), spec)
         if few is not None:
-            tuned = fine_tune(encoder, few, labelled.test, spec.data, settings=settings, device=machine.device)
+            tuned = fine_tune(encoder, few, labelled.test, spec.data, **common)
         else:
-            tuned = semi_supervised(
-                encoder, labelled.train, labelled.test, spec.data, share, settings=settings, device=machine.device
-            )
-        accuracies.append(tuned.best_accuracy if measure.use == "best" else tuned.accuracy)
-    return 100 * sum(accuracies) / len(accuracies)
+            tuned = semi_supervised(encoder, labelled.train, labelled.test, spec.data, share, **common)
+        return 100 * (tuned.best_accuracy if measure.use == "best" else tuned.accuracy)
+
+    if len(paths) == 1:
+        return tune(0)
+    key = _key(measure, spec)
+    accuracies = [kept.value(f"{key} {path.name}", functools.partial(tune, at)) for at, path in enumerate(paths)]
+    return sum(accuracies) / len(accuracies)
 
 
 def _held_out(spec: RunSpec, share: float, machine: ComputeSettings) -> ImageData | None:

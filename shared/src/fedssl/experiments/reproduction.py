@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,16 @@ from fedssl.data.image_cache.build import CachedData
 from fedssl.data.partitioning import partition_images
 from fedssl.errors import DataError, ResultsError
 from fedssl.experiments.checkpoints import run_key
-from fedssl.experiments.measures import MEASURES, measure_cell
+from fedssl.experiments.measures import OnMeasuring, measure_cell
 from fedssl.experiments.overlays import Values, changed, differences
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.runs import Calls, ComputeSettings, clear, find_finished, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
-from fedssl.run_files import read_json, write_json
+from fedssl.run_files import DEVICE, read_json, write_json
 
 RUNS, RESULTS = "runs", "results"
-DEVICE = "device.json"
 
 _UNSAID = ("name", "seed", "partition.seed")  # no paper publishes its seeds
 
@@ -111,23 +110,34 @@ def run_task(
     machine: ComputeSettings,
     device_name: str,
     display: Callable[[RunSpec], AbstractContextManager[Calls]],
-    on_measuring: Callable[[str], None] = lambda name: None,
+    measuring: Callable[[], AbstractContextManager[OnMeasuring]],
     restart: bool = False,
     budget: Mapping[str, float] | None = None,
 ) -> CellResult:
     """Run a cell at every seed that is not finished, and store the results in `folder`.
 
-    Cells with the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises the
+    The results so far are stored after each seed, unless the folder has those of further seeds from before. Cells with
+    the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises the
     errors of a run, and ResultsError as :func:`write_result`.
     """
-    measured: dict[str, list[float]] = {name: [] for name in task.cell.published}
-    seconds, notes, devices = 0.0, list(task.cell.notes), list[str]()
+    found = CellResult(
+        table=task.cell.table,
+        row=task.cell.row,
+        column=task.cell.column,
+        published=task.cell.published,
+        measured=dict.fromkeys(task.cell.published, ()),
+        seeds=(),
+        differences=task.differences,
+        notes=task.cell.notes,
+        device="",
+        seconds=0.0,
+        budget=budget,
+    )
+    devices = list[str]()
     for seed in seeds:
         run = prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine)
-        notes += [] if run.note is None else [run.note]
         if restart:
             clear(run.folder)
-            (run.folder / MEASURES).unlink(missing_ok=True)
         is_finished = find_finished(run.spec, run.folder) is not None
         with display(run.spec) as calls:
             finished = run_in_folder(
@@ -140,24 +150,19 @@ def run_task(
                 keep_clients=task.cell.keeps_clients,
             )
         devices.append(_kept_device(run.folder, device_name, is_finished=is_finished))
-        seconds += finished.seconds
-        for name, value in measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring).items():
-            measured[name].append(value)
-    result = CellResult(
-        table=task.cell.table,
-        row=task.cell.row,
-        column=task.cell.column,
-        published=task.cell.published,
-        measured={name: tuple(values) for name, values in measured.items()},
-        seeds=tuple(seeds),
-        differences=task.differences,
-        notes=tuple(notes),
-        device=", ".join(dict.fromkeys(devices)),
-        seconds=seconds,
-        budget=budget,
-    )
-    write_result(result, task.spec, folder / RESULTS)
-    return result
+        with measuring() as on_measuring:
+            measures = measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring)
+        found = replace(
+            found,
+            measured={name: (*values, measures[name]) for name, values in found.measured.items()},
+            seeds=(*found.seeds, seed),
+            notes=(*found.notes, *(() if run.note is None else (run.note,))),
+            device=", ".join(dict.fromkeys(devices)),
+            seconds=found.seconds + finished.seconds,
+        )
+        if seed == seeds[-1] or not lost_seeds(found, task.spec, found.seeds, folder / RESULTS):
+            write_result(found, task.spec, folder / RESULTS)
+    return found
 
 
 def _kept_device(folder: Path, here: str, *, is_finished: bool) -> str:
@@ -206,18 +211,33 @@ def _squares(images: ImageData | CachedData) -> ImageData:
     return images.squares(np.arange(len(images))) if isinstance(images, CachedData) else images
 
 
+def lost_seeds(cell: TableCell | CellResult, spec: RunSpec, seeds: Sequence[int], folder: Path) -> list[int]:
+    """Return the seeds whose results in `folder` would be lost if results of the cell at `seeds` replaced them."""
+    path = _result_path(cell, spec, folder)
+    return [seed for seed in _parse(path).seeds if seed not in seeds] if path.exists() else []
+
+
 def require_no_loss(cell: TableCell | CellResult, spec: RunSpec, seeds: Sequence[int], folder: Path) -> None:
     """Raise ResultsError if results of the cell at these seeds would replace those of other seeds in `folder`."""
-    path = _result_path(cell, spec, folder)
-    if not path.exists():
-        return
-    others = _parse(path).seeds
-    if not set(others) <= set(seeds):
+    if lost_seeds(cell, spec, seeds, folder):
+        path = _result_path(cell, spec, folder)
+        others = _parse(path).seeds
         known, wanted = (",".join(map(str, each)) for each in (others, sorted({*others, *seeds})))
         raise ResultsError(
             f"{path} has the results of seeds {known}, which would be lost: give --seeds {wanted}, which only reads "
             "the runs that are finished, or another folder as --out"
         )
+
+
+def unfinished_seeds(task: Task, seeds: Sequence[int], folder: Path, machine: ComputeSettings) -> list[int]:
+    """Return the seeds at which the cell's run in `folder` is not finished. Reads no images.
+
+    If a client's images are public, all seeds are returned, because the run's folder depends on these images.
+    """
+    if task.cell.public_client is not None:
+        return list(seeds)
+    runs = {seed: prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine) for seed in seeds}
+    return [seed for seed, run in runs.items() if find_finished(run.spec, run.folder) is None]
 
 
 def write_result(result: CellResult, spec: RunSpec, folder: Path) -> Path:

@@ -22,10 +22,12 @@ from fedssl.protocol.site_evaluation import SiteCounts
 from fedssl.run_files import (
     CHECKPOINT,
     CLIENTS,
+    DEVICE,
     ENCODER,
     HISTORY,
     INITIAL,
     LOCK,
+    MEASURES,
     MODEL,
     RESULT,
     SPEC,
@@ -143,12 +145,13 @@ def run_in_folder(
     lock.acquire()
     try:
         stamp = files_stamp(spec, machine.data_root) if clients is None and public is None else ""
+        checkpoint = FolderCheckpoint(folder / CHECKPOINT)
         if (finished := find_finished(spec, folder)) is not None:
+            checkpoint.discard()  # an earlier start may have been killed just before it did
             if keep_clients:
                 _require_clients(folder)
             _require_images(spec, folder, stamp, machine, clients, public)
             return finished
-        checkpoint = FolderCheckpoint(folder / CHECKPOINT)
         if (begun := checkpoint.load(spec)) is not None:
             calls.on_resume(begun.rounds_done)
             if keep_clients and begun.rounds_done >= spec.num_rounds:
@@ -267,7 +270,8 @@ def clear(folder: Path) -> None:
     lock = FolderLock(folder, LOCK)
     lock.acquire()
     try:
-        (folder / RESULT).unlink(missing_ok=True)
+        for name in (MEASURES, DEVICE, RESULT):  # the result last: without it, a new one would get the old measures
+            (folder / name).unlink(missing_ok=True)
         if (folder / CHECKPOINT).is_dir():
             shutil.rmtree(folder / CHECKPOINT)
         shutil.rmtree(folder / CLIENTS, ignore_errors=True)

@@ -184,6 +184,18 @@ def test_the_table_includes_the_baselines(spec: Path, tmp_path: Path) -> None:
     assert kept["local-only"]["bytes_up"] < 1000 < kept["fedsimclr"]["bytes_up"]
 
 
+def test_a_dry_run_reports_a_folder_that_holds_another_run(spec: Path, tmp_path: Path) -> None:
+    (tmp_path / "fedsimclr-seed0").mkdir()
+    (tmp_path / "fedsimclr-seed0" / "result.json").write_text('{"key": "another"}')
+    asked = ("compare", spec, "--methods", "fedsimclr", "--out", tmp_path, "--dry-run")
+
+    refused = fedssl(*asked)
+
+    assert refused.exit_code == fedssl(*asked[:-1]).exit_code == 5
+    assert "holds another spec's run" in refused.stderr
+    assert fedssl(*asked, "--restart").exit_code == 0
+
+
 def test_a_dry_run_as_csv_has_a_line_per_run(spec: Path) -> None:
     result = fedssl("compare", spec, "--methods", "fedsimclr,fedbyol", "--dry-run", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(result.stdout)))

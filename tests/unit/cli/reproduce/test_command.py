@@ -1,15 +1,20 @@
 """The command `fedssl reproduce`, run in this process."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from fedssl.cli.reproduce import steps
 from fedssl.cli.reproduce.command import seconds_of
 from fedssl.data import ImageData, load_dataset, save_npz
+from fedssl.errors import MethodError
 from fedssl.experiments import budget
+from fedssl.experiments.papers import select
+from fedssl.experiments.reproduction import CellResult, Task
 from fedssl.protocol.runs import RunSpec
 from support.commands import fedssl
 
@@ -80,6 +85,7 @@ def test_a_budget_scales_a_row_down_and_lists_the_differences(root: Path, tmp_pa
 def test_a_plan_is_not_reused_for_other_settings(root: Path, tmp_path: Path, fast: None) -> None:
     asked = ("reproduce", "fedx-1:SimCLR@cifar10", "--budget", "5m", "--data-folder", root, "--out", tmp_path)
     asked += ("--dry-run", *SMALLER, "--set", "partition.max_images=200", "--set", 'evaluation.measures=["knn"]')
+    asked += ("--set", "model.encoder.name=convnet")  # so few images of a ResNet would fit into the budget too
     said = [fedssl(*asked, "--set", f"seed={seed}").stderr for seed in (1, 1, 2)]
     assert ["measuring the first rounds" in text for text in said] == [True, False, True]
 
@@ -143,3 +149,88 @@ def test_wrong_usage_is_one_error(
 
 def test_durations_are_parsed() -> None:
     assert [seconds_of(text) for text in ("90s", "5m", "1.5h", "30")] == [90.0, 300.0, 5400.0, 30.0]
+
+
+def result_of(task: Task, seeds: Sequence[int]) -> CellResult:
+    cell = task.cell
+    measured = dict.fromkeys(cell.published, (50.0,) * len(seeds))
+    place = (cell.table, cell.row, cell.column)
+    return CellResult(*place, cell.published, measured, tuple(seeds), task.differences, cell.notes, "1 CPU", 1.0)
+
+
+def test_a_dry_run_starts_nothing_and_shows_what_would_be_run(root: Path, tmp_path: Path, fast: None) -> None:
+    """It needs no --yes, and a document goes to standard output."""
+    asked = ("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path, "--dry-run")
+    document = json.loads(fedssl(*asked, "--format", "json", "--seeds", "0,1").stdout)
+    shown = fedssl(*asked)
+
+    cells = document.pop("cells")
+    assert document == {"dry_run": True, "seeds": [0, 1], "seconds": 2 * 100 * 10 * 50_000 / 10}
+    assert [(each["table"], each["row"], each["column"]) for each in cells] == [("fedx-1", "FedSimCLR", "cifar10")]
+    assert cells[0]["published"] == {"last": 51.31, "best": 52.88}
+    assert [each["key"] for each in cells[0]["differences"]] == ["evaluation.dataset", "partition.dataset"]
+    assert "resnet18, 100 rounds of 10 epochs, all images" in shown.stdout
+    assert "dry run: nothing was started; seeds 0" in shown.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_announced_time_counts_processes_and_only_runs_that_are_not_finished(
+    root: Path, tmp_path: Path, fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "num_usable_cores", lambda: 4)
+    asked = ("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path, "--seeds", "0,1,2")
+
+    def announced(*options: str) -> tuple[float, str]:
+        result = fedssl(*asked, *options, "--dry-run", "--format", "json")
+        return json.loads(result.stdout)["seconds"], result.stderr
+
+    whole, _ = announced()
+    assert announced("--jobs", "2")[0] == whole / 2
+    assert (
+        "with up to 2 clients at a time, plus the time for evaluation" in announced("--jobs", "8", "--threads", "2")[1]
+    )
+    monkeypatch.setattr(steps, "unfinished_seeds", lambda task, seeds, folder, machine: [2])
+    assert announced()[0] == whole / 3
+    assert announced("--restart")[0] == whole
+    monkeypatch.setattr(steps, "unfinished_seeds", lambda task, seeds, folder, machine: [])
+    assert announced()[0] == 0
+    monkeypatch.setattr(steps, "run_task", lambda task, seeds, *_, **__: result_of(task, seeds))
+    read = fedssl(*asked, "--format", "json")
+    assert read.exit_code == 0, "finished runs are read without --yes"
+    assert "all runs are finished: only measures that are missing will be computed" in read.stderr
+
+
+def test_a_cell_that_fails_does_not_end_the_others(
+    root: Path, tmp_path: Path, fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_task(task: Task, seeds: Sequence[int], *_: object, **__: object) -> CellResult:
+        if task.cell.row == "FedBYOL":
+            raise MethodError("the loss is not finite\nin client-1")
+        return result_of(task, seeds)
+
+    monkeypatch.setattr(steps, "run_task", run_task)
+    options = ("--data-folder", root, "--out", tmp_path, "--yes", "--format", "json")
+    several = fedssl("reproduce", "fedx-1@cifar10", *options)
+    alone = fedssl("reproduce", "fedx-1:BYOL@cifar10", *options)
+
+    rows = [each["row"] for each in json.loads(several.stdout)]
+    assert several.exit_code == 1
+    assert len(rows) == len(select("fedx-1@cifar10")) - 1
+    assert "FedBYOL" not in rows
+    assert "fedx-1:FedBYOL@cifar10 failed: the loss is not finite\n" in several.stderr
+    assert alone.exit_code != 0
+    assert alone.stdout == ""
+    assert "in client-1" in alone.stderr
+
+
+def test_an_interrupt_shows_how_to_continue(
+    root: Path, tmp_path: Path, fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> CellResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "run_task", interrupted)
+    result = fedssl("reproduce", "fedx-1:SimCLR@cifar10", "--data-folder", root, "--out", tmp_path, "--yes")
+
+    assert result.exit_code == 130
+    assert "interrupted: run the same command again to keep what is finished" in result.stderr

@@ -124,6 +124,8 @@ def compare(
     for entry in entries:
         if entry.spec is not None and (restart or not (entry.folder / RESULT).exists()):
             require_evaluation_images(entry.spec.central_evaluation, data_folder)
+    if not restart:
+        comparison.require_own(entries)
     if dry_run:
         report.show_plan(entries, output)
         return
@@ -132,7 +134,6 @@ def compare(
     if restart:
         for entry in entries:
             runs.clear(entry.folder)
-    comparison.require_own(entries)
     try:
         with comparison_progress(entries) as watcher:
             outcomes = comparison.run_all(entries, machine=machine, jobs=jobs, watcher=watcher)

@@ -7,6 +7,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedssl.cli.accuracies import accuracies_of
 from fedssl.cli.output import console, duration, note
+from fedssl.cli.simulation_progress import SPEED_SECONDS
 from fedssl.experiments.comparison import ComparisonEntry, Failure, Outcome, Watcher
 
 
@@ -25,18 +26,26 @@ def comparison_progress(entries: Sequence[ComparisonEntry]) -> Iterator[Watcher]
         TimeRemainingColumn(),
         console=screen,
         transient=True,
+        speed_estimate_period=SPEED_SECONDS,
     ) as progress:
         task = progress.add_task("starting", total=sum(rounds.values()))
 
-        def advance(entry: ComparisonEntry, rounds_done: int) -> None:
+        def count(entry: ComparisonEntry, rounds_done: int) -> None:
+            gained = rounds_done - done[entry.variant, entry.seed]
             done[entry.variant, entry.seed] = rounds_done
+            if gained > 1:  # rounds that an earlier start completed, or that a failed run will never have, took no time
+                progress.reset(task, completed=sum(done.values()))
+            else:
+                progress.update(task, completed=sum(done.values()))
+
+        def advance(entry: ComparisonEntry, rounds_done: int) -> None:
+            count(entry, rounds_done)
             text = f"{entry.variant}, seed {entry.seed}: round {rounds_done} of {rounds[entry.variant, entry.seed]}"
-            progress.update(task, completed=sum(done.values()), description=text)
+            progress.update(task, description=text)
 
         def finish(entry: ComparisonEntry, outcome: Outcome) -> None:
             if entry.spec is not None:
-                done[entry.variant, entry.seed] = entry.spec.num_rounds
-                progress.update(task, completed=sum(done.values()))
+                count(entry, entry.spec.num_rounds)
             _report_end(entry, outcome)
 
         yield Watcher(on_round=advance, on_end=finish)

@@ -2,18 +2,13 @@
 
 import dataclasses
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.errors import UsageError
 from fedssl.cli.evaluate.models import Model, read_other
-from fedssl.cli.output import console, note
+from fedssl.cli.step_progress import Report, step_progress
 from fedssl.data import choose_images
 from fedssl.errors import NotFinite
 from fedssl.evaluation import (
@@ -37,10 +32,6 @@ from fedssl.protocol.chance import Chance, chance_of
 from fedssl.protocol.evaluation import EvaluationConfig, MapMethod, Measure, Settings
 from fedssl.protocol.initial import InitialConfig
 
-Report = Callable[[str, float | None], None]
-"""Called with the name of the current step, and the share of it that is done, 0..1, if that is known."""
-
-_SECONDS_BETWEEN_LINES = 15.0
 _MAP_NAMES = {"tsne": "t-SNE", "pca": "PCA"}
 
 
@@ -204,38 +195,3 @@ def _draw(request: Request, model: Model, path: Path, images: Labelled, report: 
 
 def _diverged(model: Model) -> NotFinite:
     return NotFinite(f"{model.path}: the encoder's representations are not finite: its training diverged")
-
-
-@contextmanager
-def step_progress() -> Iterator[Report]:
-    """Show the step in progress inside the block: a bar on a terminal, else a line per step."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield _lines()
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        current = [""]
-
-        def report(what: str, share: float | None) -> None:
-            if what != current[0]:
-                current[0] = what
-                progress.reset(task, description=what, total=None)
-            progress.update(task, completed=share or 0, total=None if share is None else 1)
-
-        yield report
-
-
-def _lines() -> Report:
-    current, last = "", time.monotonic()
-
-    def report(what: str, share: float | None) -> None:
-        nonlocal current, last
-        now = time.monotonic()
-        if what == current and now - last < _SECONDS_BETWEEN_LINES:
-            return
-        note(what if what != current or share is None else f"{what}: {100 * share:.0f} %")
-        current, last = what, now
-
-    return report

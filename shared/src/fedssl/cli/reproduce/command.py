@@ -83,9 +83,13 @@ def reproduce(
             restart=restart,
             dry_run=dry_run,
         )
-        results = steps.run(request)
-        if not dry_run:
-            tables.show_results(results, output)
+        outcome = steps.run(request)
+        if dry_run:
+            tables.show_plan(outcome, output)
+            return
+        tables.show_results(outcome.results, output)
+        if outcome.failures:
+            raise typer.Exit(1)
 
 
 def seconds_of(text: str) -> float:

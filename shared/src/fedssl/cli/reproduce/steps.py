@@ -3,8 +3,9 @@
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,9 +16,13 @@ from fedssl.cli.machine import prepare as prepare_machine
 from fedssl.cli.output import duration, note
 from fedssl.cli.simulation_progress import simulation_progress
 from fedssl.cli.specs import apply_change
+from fedssl.cli.step_progress import step_progress
+from fedssl.cores import num_usable_cores
 from fedssl.errors import SpecError
 from fedssl.experiments import papers
 from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, learns_little, training_seconds
+from fedssl.experiments.jobs import FAILURES, reason_of
+from fedssl.experiments.measures import OnMeasuring
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.pilot import Pilot, run_pilot
 from fedssl.experiments.reproduction import (
@@ -29,6 +34,7 @@ from fedssl.experiments.reproduction import (
     prepare,
     require_no_loss,
     run_task,
+    unfinished_seeds,
 )
 from fedssl.experiments.runs import ComputeSettings
 from fedssl.experiments.scaling import scaled
@@ -70,55 +76,86 @@ def select_cells(what: str | None) -> list[TableCell]:
     return [cell for name in ([what] if what else papers.tables()) for cell in papers.select(name)]
 
 
-def run(request: Request) -> list[CellResult]:
-    """Run the cells.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The cells that were asked for, with the seeds, the results of those that ended, and the reasons of those that
+    failed, by the cell's name."""
 
-    Raises UsageError if they would take more than an hour and that was not allowed, and ResultsError, before anything
-    is run, if results of other seeds would be lost.
+    tasks: Sequence[Task]
+    seeds: Sequence[int]
+    seconds: float | None
+    results: list[CellResult] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def run(request: Request) -> Outcome:
+    """Run the cells. If there are several, one that fails does not end the others.
+
+    Raises UsageError if they would take more than an hour and that was not allowed, ResultsError, before anything is
+    run, if results of other seeds would be lost, and the error of a single cell.
     """
     cells = select_cells(request.what)
     datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.central_evaluation) if part}
     machine = prepare_machine(request.device, request.threads, request.data_folder, datasets, request.jobs)
-    speeds = Speeds(request.device, on_measuring=lambda text: note(f"measuring {text}"))
+    speeds = Speeds(
+        request.device,
+        _num_at_once(machine, request.threads),
+        on_measuring=lambda text: note(f"measuring {text}"),
+    )
     tasks = read_tasks(request.what, request.changes)
     seeds = request.seeds
-    place_datasets(tasks, machine.data_root)  # report missing data before anything is measured
+    placed = place_datasets(tasks, machine.data_root)  # report missing data before anything is measured
     started, plan = time.monotonic(), None
     if request.budget_seconds is None:
-        _require_time(tasks, len(seeds), speeds, allow_long=request.allow_long)
+        left = [
+            len(seeds if request.restart else unfinished_seeds(each, seeds, request.out, machine)) for each in placed
+        ]
+        seconds = _require_time(tasks, left, speeds, allow_long=request.allow_long or request.dry_run)
     else:
         plan = _plan(cells, request.budget_seconds, request, speeds, machine)
-        seeds = list(plan.seeds)
+        seeds, seconds = list(plan.seeds), plan.seconds
         tasks = [_changed(Task(each, scaled(each, plan.scale, speeds.device)), request.changes) for each in cells]
     tasks = place_datasets(tasks, machine.data_root)
     for task in tasks:
         require_no_loss(task.cell, task.spec, seeds, request.out / RESULTS)
+    outcome = Outcome(tasks=tasks, seeds=seeds, seconds=seconds)
     if request.dry_run:
-        for task in tasks:
-            note(f"{task.cell.name}: {_size(task.spec)}")
-        note("dry run: nothing was started")
-        return []
+        return outcome
     budget = None if plan is None or plan.calibration is None else dataclasses.asdict(plan.calibration)
-    results = []
     for task in tasks:
-        note(f"{task.cell.name}: {_size(task.spec)}")
-        results.append(
-            run_task(
+        note(f"{task.cell.name}: {size_of(task.spec)}")
+        try:
+            result = run_task(
                 task,
                 seeds,
                 request.out,
                 machine=machine,
                 device_name=_device_name(machine, request.threads),
                 display=simulation_progress,
-                on_measuring=lambda name: note(f"measuring {name}"),
+                measuring=_measuring_progress,
                 restart=request.restart,
                 budget=budget,
             )
-        )
+        except FAILURES as error:
+            if len(tasks) == 1:
+                raise
+            outcome.failures[task.cell.name] = reason_of(error)
+            note(f"{task.cell.name} failed: {reason_of(error)}")
+        except KeyboardInterrupt:
+            note("interrupted: run the same command again to keep what is finished and continue with the rest")
+            raise
+        else:
+            outcome.results.append(result)
     if request.budget_seconds is not None:
         took, promised = duration(time.monotonic() - started), duration(request.budget_seconds)
         note(f"took {took} of the {promised} that --budget allowed, measurements included")
-    return results
+    return outcome
+
+
+@contextmanager
+def _measuring_progress() -> Iterator[OnMeasuring]:
+    with step_progress() as report:
+        yield lambda name, share: report(f"measuring {name}", share)
 
 
 def _plan(
@@ -137,7 +174,7 @@ def _plan(
         return _changed(Task(cell, spec), request.changes).spec
 
     def pilot(cell: TableCell, spec: RunSpec, longest_seconds: float) -> Pilot:
-        note(f"measuring the first rounds of {cell.name}: {_size(spec)}")
+        note(f"measuring the first rounds of {cell.name}: {size_of(spec)}")
         [task] = place_datasets([Task(cell, spec)], machine.data_root)
         seeded = task.spec.model_copy(update={"seed": request.seeds[0]})
         run = prepare(cell, seeded, request.out / RUNS, machine)
@@ -171,20 +208,42 @@ def _changed(task: Task, changes: Sequence[str]) -> Task:
         raise SpecError(f"{task.cell.name} cannot be changed like this:\n{reasons}") from None
 
 
-def _require_time(tasks: Sequence[Task], num_seeds: int, speeds: Speeds, *, allow_long: bool) -> None:
-    """Report how long the papers' own settings will take. Raises UsageError if that is too long and not allowed."""
-    seconds = num_seeds * sum(training_seconds(task.cell, task.spec, speeds) for task in tasks)
+def _require_time(tasks: Sequence[Task], num_seeds: Sequence[int], speeds: Speeds, *, allow_long: bool) -> float | None:
+    """Report and return how long the papers' own settings will take for each task's seeds; None if that is unknown.
+
+    Raises UsageError if that is too long and not allowed.
+    """
+    due = [(task, count) for task, count in zip(tasks, num_seeds, strict=True) if count]
+    seconds = sum(count * training_seconds(task.cell, task.spec, speeds) for task, count in due)
     if seconds == float("inf"):
         note("the time that this will take is unknown, because the size of the data set is")
-        return
-    note(f"this will take about {duration(seconds)}, plus the time for evaluation")
+        return None
+    if not due:
+        note("all runs are finished: only measures that are missing will be computed")
+        return 0.0
+    together = "" if speeds.num_processes == 1 else f" with up to {speeds.num_processes} clients at a time"
+    note(f"this will take about {duration(seconds)}{together}, plus the time for evaluation")
     if seconds > LONG_SECONDS and not allow_long:
         raise UsageError(
             f"that is more than an hour ({duration(seconds)}): --budget 5m scales it down, --yes starts it"
         )
+    return seconds
 
 
-def _size(spec: RunSpec) -> str:
+def _num_at_once(machine: ComputeSettings, threads: int) -> int:
+    """Return how many of the processes can train at the same time without slowing each other down.
+
+    Several on one GPU take turns. With NVIDIA's MPS, two were 1.4 times as fast as one, which is not counted.
+    """
+    if machine.device.startswith("cuda"):
+        places = torch.cuda.device_count() if machine.device == "cuda" else 1
+    else:
+        places = num_usable_cores() // threads
+    return min(machine.jobs, max(1, places))
+
+
+def size_of(spec: RunSpec) -> str:
+    """Return the size of a run as text: its encoder, rounds, epochs and images."""
     images = spec.partition.max_images if spec.partition is not None else None
     epochs = "1 epoch" if spec.training.num_epochs == 1 else f"{spec.training.num_epochs:g} epochs"
     return (

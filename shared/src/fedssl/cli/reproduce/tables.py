@@ -6,11 +6,12 @@ from typing import Any
 
 import typer
 
-from fedssl.cli.output import Format, cell, show_json, show_table
+from fedssl.cli.output import Format, cell, note, show_json, show_table
+from fedssl.cli.reproduce.steps import Outcome, size_of
 from fedssl.experiments import costs
 from fedssl.experiments import report as markdown
 from fedssl.experiments.papers import TableCell
-from fedssl.experiments.reproduction import CellResult, Task, read_results
+from fedssl.experiments.reproduction import CellResult, Difference, Task, read_results
 from fedssl.experiments.spread import spread
 from fedssl.run_files import spec_as_yaml
 
@@ -53,6 +54,22 @@ def show_specs(tasks: Sequence[Task], output: Format) -> None:
         typer.echo(f"# {task.cell.name}\n{spec_as_yaml(task.spec)}", nl=False)
 
 
+def show_plan(outcome: Outcome, output: Format) -> None:
+    """Show what would be run: the cells with their sizes, the seeds, and the estimated time."""
+    if output is Format.JSON:
+        cells = [
+            {
+                **{key: getattr(task.cell, key) for key in ("table", "row", "column", "published")},
+                "differences": _changes(task.differences),
+            }
+            for task in outcome.tasks
+        ]
+        show_json({"dry_run": True, "seeds": outcome.seeds, "seconds": outcome.seconds, "cells": cells})
+        return
+    show_table(["cell", "size"], [(task.cell.name, size_of(task.spec)) for task in outcome.tasks])
+    note(f"dry run: nothing was started; seeds {', '.join(map(str, outcome.seeds))}")
+
+
 def show_results(results: Sequence[CellResult], output: Format) -> None:
     """Show published and measured numbers, and the settings that differ from the paper's."""
     if output is Format.JSON:
@@ -91,5 +108,8 @@ def show_report(folder: Path, output: Format) -> None:
 
 def _document(result: CellResult) -> dict[str, Any]:
     document = {name: getattr(result, name) for name in type(result).__slots__}
-    changed = [{"key": each.key, "paper": each.paper, "here": each.here} for each in result.differences]
-    return {**document, "differences": changed}
+    return {**document, "differences": _changes(result.differences)}
+
+
+def _changes(differences: Sequence[Difference]) -> list[dict[str, Any]]:
+    return [{"key": each.key, "paper": each.paper, "here": each.here} for each in differences]
