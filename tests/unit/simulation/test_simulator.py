@@ -1,6 +1,7 @@
 """The numbers that a simulation reports of its rounds: bytes, images and measures."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,14 @@ from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.engine import start_run
 from fedssl.errors import Cancelled, DataError, DeviceError, ResultsError, SpecError
 from fedssl.experiments import runs
-from fedssl.experiments.checkpoints import FolderCheckpoint
+from fedssl.experiments.checkpoints import MANIFEST, FolderCheckpoint
 from fedssl.experiments.runs import run_in_folder
 from fedssl.methods import METHODS
 from fedssl.methods.api import ClientData
 from fedssl.simulation import judged_models, simulate
+from fedssl.simulation.inputs import fingerprint
 from support.methods import ALL_METHODS, TRAINED_METHODS, context, method_spec, methods_of_this_run, shards
+from support.tensors import are_equal
 
 KNN = {"dataset": "digits", "every": 2, "max_train": 200, "measures": ["knn"]}
 
@@ -202,6 +205,32 @@ def test_a_checkpoint_of_another_evaluation_set_is_refused(tmp_path: Path) -> No
     save_npz(place, digits, digits.subset(np.arange(50)))
     with pytest.raises(ResultsError, match="images of the clients or of the evaluation have changed"):
         simulate(spec, shards(spec), checkpoint=FolderCheckpoint(tmp_path / "run"))
+
+
+def test_a_simulation_whose_checkpoint_has_no_digest_of_the_evaluation_images_continues(tmp_path: Path) -> None:
+    """Versions until 27 November 2026 wrote such checkpoints."""
+    spec = method_spec("fedsimclr", num_rounds=2, evaluation=KNN)
+    own, checkpoint = shards(spec), FolderCheckpoint(tmp_path / "run")
+
+    def stop(_: object) -> None:
+        raise Cancelled("interrupted")
+
+    with pytest.raises(Cancelled):
+        simulate(spec, own, checkpoint=checkpoint, on_round=stop)
+    _replace_images(tmp_path / "run", fingerprint(own, None, None))
+    continued = simulate(spec, own, checkpoint=FolderCheckpoint(tmp_path / "run"))
+    assert are_equal(continued.model, simulate(spec, own).model)
+
+    with pytest.raises(Cancelled):
+        simulate(spec, own, checkpoint=FolderCheckpoint(tmp_path / "changed"), on_round=stop)
+    _replace_images(tmp_path / "changed", fingerprint(dict.fromkeys(own, next(iter(own.values()))), None, None))
+    with pytest.raises(ResultsError, match="images of the clients or of the evaluation have changed"):
+        simulate(spec, own, checkpoint=FolderCheckpoint(tmp_path / "changed"))
+
+
+def _replace_images(folder: Path, digest: str) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**manifest, "images": digest}))
 
 
 def test_a_finished_run_of_other_images_is_refused(tmp_path: Path) -> None:

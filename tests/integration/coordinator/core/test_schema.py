@@ -1,5 +1,6 @@
 """The tables: migrations and models agree, and Postgres itself refuses rows that must never exist."""
 
+import json
 import subprocess
 import sys
 import time
@@ -143,6 +144,30 @@ def test_reverting_projects_revokes_the_tokens_and_deletes_the_destinations_of_o
             ("one", False),
         ]
         assert tables.query("SELECT label FROM notification_destinations") == [("all",)]
+
+
+def test_specs_of_earlier_versions_keep_their_variant_of_hsd(empty_url: str) -> None:
+    _to(empty_url, command.upgrade, "2026_11_25_second_data_reports")
+    pull = {"name": "hsd", "variant": "projection"}
+    add_ons: dict[str, Any] = {
+        "without hsd": [{"name": "proximal", "mu": 1.0}],
+        "earlier": [{"name": "proximal", "mu": 1.0}, {"name": "hsd", "num_clients": None}],
+        "later": [pull],
+    }
+    with Tables(empty_url) as tables:
+        for name, parts in add_ons.items():
+            tables.execute(
+                "INSERT INTO runs (id, name, method, method_version, state, spec, num_rounds) "
+                "VALUES (%s, %s, 'fedsimclr', 1, 'created', %s, 1)",
+                uuid4(),
+                name,
+                json.dumps({"name": name, "method": {"name": "fedsimclr", "add_ons": parts}}),
+            )
+    _to(empty_url, command.upgrade, "head")
+    with Tables(empty_url) as tables:
+        found = {spec["name"]: spec["method"]["add_ons"] for [spec] in tables.query("SELECT spec FROM runs")}
+    masked = {"name": "hsd", "num_clients": None, "variant": "mask"}
+    assert found == {**add_ons, "earlier": [add_ons["earlier"][0], masked]}
 
 
 def test_operators_become_admins_and_a_downgrade_gives_no_token_more_rights(empty_url: str) -> None:

@@ -389,12 +389,15 @@ def test_only_one_of_several_clients_that_announce_one_key_at_once_is_accepted(c
 
 
 @pytest.mark.changes_states
+@pytest.mark.parametrize("names", [("num_words",), ("num_words64", "num_words32")], ids=["old", "between"])
 def test_a_secure_round_that_an_earlier_version_opened_continues(
-    coordinator: Coordinator, tables: Tables, tmp_path: Path
+    coordinator: Coordinator, tables: Tables, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
+    """Versions until 27 November 2026 stored the last two names, and some of that day only the first one."""
     workers = SecureWorkers(coordinator, tmp_path, _spec(1))
     coordinator.advance(workers.id)
-    tables.execute("UPDATE secure_rounds SET facts = facts::jsonb #- '{context,num_words}'")
+    for name in names:
+        tables.execute(f"UPDATE secure_rounds SET facts = facts::jsonb #- '{{context,{name}}}'")
     workers.train()
     _assert_simulated(workers, simulate(_spec(1, secure=False), shards(workers.spec)))
 

@@ -367,7 +367,8 @@ def _is_foreign(row: SecureRound) -> bool:
 
 def _context_of(row: SecureRound) -> RoundContext:
     facts = row.facts["context"]
-    return _CONTEXT.validate_python({"num_words": facts["num_words64"], **facts})  # an earlier version has only this
+    # Versions until 27 November 2026 stored only `num_words64`, and some of that day only `num_words`.
+    return _CONTEXT.validate_python({"num_words": facts.get("num_words64"), **facts})
 
 
 def _restored(row: SecureRound, rows: Sequence[Messages]) -> SecureServer:
