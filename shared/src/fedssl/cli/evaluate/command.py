@@ -94,7 +94,7 @@ def evaluate(
 ) -> None:
     """Evaluate an encoder on a labelled data set.
 
-    Example: `fedssl evaluate run-1a2b3c4d/model.safetensors --data fashion-mnist`
+    Example: `fedssl evaluate run-1a2b3c4d --data fashion-mnist`
 
     \b
     probe     a linear classifier on its frozen representations
