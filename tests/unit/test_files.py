@@ -1,6 +1,7 @@
 """Atomic writes: a file has its old content or its new content, never a part."""
 
 import errno
+import os
 import stat
 from pathlib import Path
 
@@ -30,6 +31,18 @@ def test_a_full_disk_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(OSError, match=f"No space left on device: '{path}'"), replaced_file(path):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_device_or_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """The rename would succeed for a privileged user, and remove the device."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    with pytest.raises(OSError, match="is a device or a pipe"):
+        write_atomically(path, "new")
+
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.is_fifo()
 
 
 @pytest.mark.parametrize("durable", [True, False])

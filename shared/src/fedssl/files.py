@@ -13,9 +13,13 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """Yield a path next to `path` to write to, and rename it to `path` at the end of the block.
 
-    If the block raises, `path` keeps its content and the new file is removed; the error of a full disk names `path`.
-    With `durable`, the content and the new name are on the disk when the block has ended.
+    If the block raises, `path` keeps its content and the new file is removed; the error of a full disk, or of
+    a file that is too large for it, names `path`.
+    With `durable`, the content and the new name are on the disk when the block has ended. Raises OSError if `path` is a
+    device or a pipe: for a privileged user, the rename would remove /dev/null.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EEXIST, "it is a device or a pipe, not a file: choose another name", str(path))
     incoming = path.with_name(f".{path.name}.incoming")
     try:
         yield incoming
@@ -24,7 +28,7 @@ def replaced_file(path: Path, *, durable: bool = False) -> Iterator[Path]:
         incoming.replace(path)
     except BaseException as error:
         incoming.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
+        if isinstance(error, OSError) and error.errno in (*NO_SPACE, errno.EFBIG) and error.filename is None:
             error.filename = str(path)
         raise
     if durable:

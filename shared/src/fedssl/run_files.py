@@ -32,7 +32,9 @@ def spec_as_yaml(spec: "RunSpec") -> str:
 
 def write_json(destination: Path, value: Any) -> None:
     """Write JSON that every reader accepts, in which numbers that are not finite become null."""
-    write_text(destination, json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n"
+    # A path that is not UTF-8 has lone surrogates. Escaped, they are JSON, and the path is read again as it was.
+    write_atomically(destination, text.encode(errors="backslashreplace"), durable=False)
 
 
 def write_text(destination: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from fedssl.cli.main import app
 from fedssl.client.environment import Target
 from support.commands import fedssl
 
+NOT_UTF8 = b"token-\xff".decode(errors="surrogateescape")
 ONE, TWO = "https://one.example", "https://two.example"
 
 
@@ -72,7 +73,8 @@ def test_the_connection_option_overrides_the_environment_and_the_connection_in_u
     ("arguments", "said"),
     [
         (["add", "one", ONE], "there is a connection 'one'"),
-        (["add", "No", ONE], "NAME: "),
+        (["add", "No", ONE], "NAME: 'No' cannot name a connection: use at most 63 lower-case letters"),
+        (["add", "three", ONE, "--token-file", NOT_UTF8], "--token-file: a path that is not UTF-8 cannot be stored"),
         (["add", "three", "ftp://x"], "URL: The coordinator's address must be"),
         (["add", "three", ONE, "--token-file", "missing"], "No such file"),
         (["add", "three", ONE, "--copy-token"], "needs --token-file"),
@@ -82,6 +84,7 @@ def test_the_connection_option_overrides_the_environment_and_the_connection_in_u
 )
 def test_impossible_changes_of_connections_are_refused(two_connections: None, arguments: list[str], said: str) -> None:
     before = connections_path().read_text()
+    Path(NOT_UTF8).write_text("secret")
     result = fedssl("connection", *arguments)
     assert (result.exit_code, said in result.stderr) == (2, True), result.output
     assert connections_path().read_text() == before

@@ -19,6 +19,12 @@ def write(folder: Path, text: str, name: str = "spec.toml") -> str:
     return str(path)
 
 
+# ten times as many values per line
+ALIASES = "a0: &a0 [x]\n" + "".join(
+    f"a{line}: &a{line} [{', '.join([f'*a{line - 1}'] * 10)}]\n" for line in range(1, 9)
+)
+
+
 def refusal(folder: Path, text: str, *changes: str, name: str = "spec.toml") -> str:
     with pytest.raises(SpecError) as caught:
         read_spec(write(folder, text, name), changes)
@@ -143,10 +149,38 @@ def test_very_many_wrong_keys_are_counted(tmp_path: Path) -> None:
         ("!!python/object/apply:os.system [ls]", "a.yaml", "not valid YAML"),
         ("1: 2", "a.yaml", "1: Keys should be strings"),
         ("num_rounds = 1", "a.txt", "must end in .toml, .yaml or .json"),
+        ("seed = " + "9" * 5000, "a.toml", "not valid TOML: a number has too many digits"),
+        ("a = " + "[" * 5000, "a.toml", "not valid TOML: it is nested too deeply"),
+        ("seed: " + "9" * 5000, "a.yaml", "a number has too many digits"),
+        ("name: 2026-13-45", "a.yaml", "a date does not exist"),
+        ("? [a, b]\n: 1", "a.yaml", "found unhashable key"),
+        ("a: &a [*a]", "a.yaml", "nested too deeply"),
+        (ALIASES, "a.yaml", "has more than 100,000 values"),
     ],
 )
 def test_unreadable_files_are_explained(tmp_path: Path, text: str, name: str, said: str) -> None:
     assert said in refusal(tmp_path, text, name=name)
+
+
+def test_a_byte_order_mark_at_the_start_is_ignored(tmp_path: Path) -> None:
+    assert read_spec(write(tmp_path, "\ufeff" + TOML, "a.toml")) == read_spec(write(tmp_path, TOML, "b.toml"))
+
+
+@pytest.mark.parametrize("stdin", [None, io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8")])
+def test_unreadable_standard_input_is_reported(monkeypatch: pytest.MonkeyPatch, stdin: io.TextIOWrapper | None) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+
+    with pytest.raises(SpecError, match="cannot read the spec on standard input: it is"):
+        read_values("-")
+
+
+def test_a_changed_value_that_toml_cannot_read_is_text() -> None:
+    values: dict[str, object] = {}
+
+    apply_change(values, "name=" + "[" * 5000)
+    apply_change(values, "seed=" + "9" * 5000)
+
+    assert values == {"name": "[" * 5000, "seed": "9" * 5000}
 
 
 def test_files_that_cannot_be_opened_are_reported(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """Wrong usage of `fedssl`, `fedssl-worker` and `fedssl-coordinator` prints one line in the style of other errors."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -65,3 +69,60 @@ def test_an_error_of_typer_without_a_command_is_printed_as_one_line() -> None:
 
     result = CliRunner().invoke(app, ["fail"])
     assert (result.exit_code, result.stderr) == (1, "error: the file?[2J is gone\n")
+
+
+@pytest.mark.parametrize("line", ["fedssl doctor", "fedssl up --data digits"])
+def test_a_current_directory_that_was_removed_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    code, stdout, stderr = outcome(line)
+
+    assert (code, stdout) == (2, "")
+    assert stderr == "error: the current directory no longer exists: change to another one\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fedssl data check ~nobody-here/images",
+        "fedssl embed digits --model ~nobody-here/model --out x.npz",
+        "fedssl-worker identity --state ~nobody-here/state",
+        "fedssl-worker embed --data digits --model ~nobody-here/model --out x.npz",
+    ],
+)
+def test_a_path_below_an_unknown_home_folder_is_reported(line: str) -> None:
+    code, stdout, stderr = outcome(line)
+
+    assert (code, stdout) == (2, "")
+    assert stderr.endswith(
+        ": a path begins with the home folder of a user who has none: set HOME, or write the path without ~\n"
+    )
+
+
+def run(line: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `fedssl` in a shell, with its standard output redirected."""
+    command = f"exec {sys.executable} -m fedssl.cli.main {line} {redirection}"
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("line", ["method show ssd --format json", "data ls"])
+def test_a_full_disk_below_standard_output_is_reported_once(line: str) -> None:
+    result = run(line, "> /dev/full")
+
+    assert result.stderr.endswith("error: standard output, or a file, cannot be written: No space left on device\n"), (
+        result.stderr
+    )
+    assert result.returncode == 1
+
+
+@pytest.mark.parametrize("line", ["token create --role viewer", "token enrol site", "notify add https://a.example"])
+def test_no_secret_is_created_if_standard_output_is_closed(line: str) -> None:
+    result = run(f"{line} --url http://127.0.0.1:1", ">&-")
+
+    assert "standard output is closed, and the secret is shown only once: give --out FILE" in result.stderr
+    assert result.returncode == 2

@@ -164,7 +164,10 @@ def test_an_answer_of_another_program_is_a_bad_answer(server: ScriptedServer) ->
 def test_an_answer_with_many_errors_is_summarised(server: ScriptedServer) -> None:
     answers = [{"items": [0] * 50_000}, {"status": "ok", **{str(number): 0 for number in range(50_000)}}]
     server.script = lambda request: json_answer(answers[request.path == "/v1/work/claim"])
-    with Client(server.url, TOKEN, retry=ONCE) as client, pytest.raises(BadAnswer, match=r"items\.0: "):
+    with (
+        Client(server.url, TOKEN, retry=ONCE) as client,
+        pytest.raises(BadAnswer, match=r"^GET /v1/runs gave an answer .*\(items\.0: "),
+    ):
         list(client.runs())
     with WorkerClient(server.url, TOKEN, retry=ONCE) as worker, pytest.raises(ClientError, match=r"\(?50\d\d\d values"):
         worker.claim(0)

@@ -117,7 +117,7 @@ def test_images_of_16_bits_that_would_be_black_are_refused_as_in_training(tmp_pa
 def test_loose_images_next_to_folders_and_names_that_are_not_utf_8_are_embedded(
     tmp_path: Path, model: Model, photos: Photos
 ) -> None:
-    folder = photos(tmp_path / "photos", 2)
+    folder = photos(tmp_path / b"caf\xe9s".decode(errors="surrogateescape"), 2)
     Image.new("RGB", (12, 12)).save(os.fsencode(folder) + b"/caf\xe9.png", "PNG")
     for suffix in (".npz", ".parquet"):
         found = read_index_of(folder, model, tmp_path / f"out{suffix}")

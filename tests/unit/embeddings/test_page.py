@@ -63,3 +63,9 @@ def test_the_size_is_limited_for_any_number_of_images(tmp_path: Path) -> None:
     assert text.count("<img ") == MAX_IMAGES
     assert "two" not in text
     assert len(text) < 40e6
+
+
+def test_a_file_name_that_is_not_utf8_is_shown_with_a_question_mark(tmp_path: Path) -> None:
+    name = b"scan-\xff.png".decode(errors="surrogateescape")
+    write_page(tmp_path / "a.html", name, [], [Section("one", [Shown(name, "", noise)])])
+    assert "<h1>scan-?.png</h1>" in (tmp_path / "a.html").read_text(encoding="utf-8")

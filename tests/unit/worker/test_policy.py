@@ -129,6 +129,7 @@ MISTAKES = {
     HEAD + "[ledger]\nsegment_entries = 1\n": "ledger.segment_entries",
     "schema = ": "is not TOML",
     "\x00": "is not TOML",
+    "schema = " + "9" * 5000: "is not TOML",
 }
 
 

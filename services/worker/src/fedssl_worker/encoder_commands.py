@@ -18,6 +18,7 @@ from fedssl.cli.embeddings.classify import (
 from fedssl.cli.embeddings.embed import RepresentationsOption, write_representations
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption
+from fedssl.cli.usage import in_words
 from fedssl.errors import FedSSLError, SpecError
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _reported() -> Iterator[None]:
     except FedSSLError as error:
         message = str(error)
     except OSError as error:  # the disk is full, or --out cannot be written
-        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        message = in_words(error)
     else:
         return
     typer.echo(f"fedssl-worker: {message}", err=True)

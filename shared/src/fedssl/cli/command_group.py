@@ -9,7 +9,7 @@ import typer
 
 from fedssl.cli.exit_codes import FAILED, USAGE
 from fedssl.cli.lazy_group import LazyGroup
-from fedssl.cli.usage import OneLineUsage
+from fedssl.cli.usage import OneLineUsage, in_words
 from fedssl.errors import FedSSLError
 from fedssl.wording import printable
 
@@ -45,7 +45,7 @@ class CommandGroup(OneLineUsage, LazyGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # `fedssl run ls | head`
                 raise
-            message, code = f"{error.filename}: {error.strerror}" if error.filename else str(error), FAILED
+            message, code = in_words(error), FAILED
         typer.secho(f"error: {printable(message)}", err=True, fg=typer.colors.RED if _use_colour() else None)
         raise typer.Exit(code)
 

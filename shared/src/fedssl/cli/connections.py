@@ -72,8 +72,13 @@ def add(
         changed = Connections(current=current, connections={**known.connections, name: added})
     except ValidationError as error:
         first = first_problem(error)
-        where = "URL" if first.location[-1:] == ("url",) else "NAME"
-        raise UsageError(f"{where}: {first.message}") from None
+        option = {"url": "URL", "token_file": "--token-file"}.get(str(first.location[-1]))
+        if option is not None:
+            raise UsageError(f"{option}: {first.message}") from None
+        raise UsageError(
+            f"NAME: {name!r} cannot name a connection: use at most 63 lower-case letters, digits, `.`, `_` and `-`, "
+            "with a letter or digit at both ends"
+        ) from None
     write_connections(changed)
     in_use = "; it is in use" if current == name else ""
     remark = f"{name} is {added.url}, stored in {connections_path()}{in_use}"

@@ -72,7 +72,8 @@ def add(
     kind = DestinationKind.EMAIL if "@" in target and "://" not in target else DestinationKind.WEBHOOK
     if out is not None and kind is DestinationKind.EMAIL:
         raise UsageError("--out is for the secret of a webhook: e-mail has none")
-    require_new_file(out)
+    if kind is DestinationKind.WEBHOOK:
+        require_new_file(out)
     from fedssl.client import InvalidRequest
 
     with connect(url, token_file) as client:

@@ -15,6 +15,9 @@ from fedssl.protocol.runs import RunSpec
 if TYPE_CHECKING:
     import yaml
 
+_MAX_YAML_VALUES = 100_000
+_TOO_DEEP = "it is nested too deeply"
+
 
 def read_spec(source: str, changes: Sequence[str] | None = None) -> RunSpec:
     """Read the spec in a file, or on standard input for `-`, and apply the changes.
@@ -40,17 +43,18 @@ def require_partition(spec: RunSpec, source: str) -> PartitionConfig:
 def read_values(source: str) -> dict[str, Any]:
     """Read the keys and values in a file or on standard input, without checking them. Raises SpecError."""
     if source == "-":
-        text, name, suffix = sys.stdin.read(), "the spec on standard input", ""
+        name, suffix = "the spec on standard input", ""
+        if sys.stdin is None:
+            raise SpecError(f"cannot read {name}: it is closed")
     else:
-        path = Path(source)
-        name, suffix = source, path.suffix.lower()
+        name, suffix = source, Path(source).suffix.lower()
         if suffix not in (".toml", ".yaml", ".yml", ".json"):
             raise SpecError(f"{source}: the name of a spec must end in .toml, .yaml or .json")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"cannot read {source}: {getattr(error, 'strerror', 'it is not UTF-8 text')}") from None
-    values = _parse(text, suffix, name)
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read {name}: {getattr(error, 'strerror', 'it is not UTF-8 text')}") from None
+    values = _parse(text.removeprefix("\ufeff"), suffix, name)  # some editors begin a file with this mark
     if not isinstance(values, dict):
         raise SpecError(f"{name} must be a table of keys and values, such as `num_rounds = 10`")
     return values
@@ -100,6 +104,10 @@ def _parse_toml(text: str, name: str) -> Any:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{name} is not valid TOML: {_TOO_DEEP}") from None
+    except ValueError:  # int() reads 4300 digits at most
+        raise SpecError(f"{name} is not valid TOML: a number has too many digits") from None
 
 
 def _parse_yaml(text: str, name: str) -> Any:
@@ -107,31 +115,53 @@ def _parse_yaml(text: str, name: str) -> Any:
 
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        if tree is not None and (twice := _repeated_key(tree)) is not None:
+        if tree is not None and (twice := _repeated_key(tree, set())) is not None:
             raise SpecError(f"{name}: the key {twice.value} is given twice, again in line {twice.start_mark.line + 1}")
+        if tree is not None and _num_values(tree, {}) > _MAX_YAML_VALUES:
+            raise SpecError(f"{name} has more than {_MAX_YAML_VALUES:,} values, if each alias is written out")
         return {} if tree is None else yaml.safe_load(text)
+    except ValueError:  # safe_load reads dates, and int() 4300 digits at most
+        raise SpecError(f"{name} is not valid YAML: a date does not exist, or a number has too many digits") from None
     except (yaml.YAMLError, RecursionError) as error:
         place = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "it is nested too deeply"
+        problem = getattr(error, "problem", None) or _TOO_DEEP
         where = f" (line {place.line + 1}, column {place.column + 1})" if place else ""
         raise SpecError(f"{name} is not valid YAML: {problem}{where}") from None
 
 
-def _repeated_key(node: "yaml.Node") -> "yaml.Node | None":
-    """Return the first key that a YAML mapping has twice. PyYAML would silently use the last value."""
+def _repeated_key(node: "yaml.Node", visited: set[int]) -> "yaml.Node | None":
+    """Return the first key that a YAML mapping has twice. PyYAML would silently use the last value.
+
+    `visited` are the ids of the nodes that need not be checked again: an alias is the node that it refers to.
+    """
     import yaml
 
+    if id(node) in visited:
+        return None
+    visited.add(id(node))
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
-            if key.value in seen:
+            name = key.value if isinstance(key.value, str) else id(key)
+            if name in seen:
                 return key  # type: ignore[no-any-return]
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-            if (found := _repeated_key(value)) is not None:
+            seen.add(name)
+            if (found := _repeated_key(value, visited)) is not None:
                 return found
     elif isinstance(node, yaml.SequenceNode):
-        return next((found for item in node.value if (found := _repeated_key(item)) is not None), None)
+        return next((found for item in node.value if (found := _repeated_key(item, visited)) is not None), None)
     return None
+
+
+def _num_values(node: "yaml.Node", known: dict[int, int]) -> int:
+    """Return how many values a node holds if each alias is written out. A few lines of aliases can stand for 10^9."""
+    import yaml
+
+    if id(node) not in known:
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (each if isinstance(each, tuple) else (each,) for each in children)
+        known[id(node)] = 1 + sum(_num_values(each, known) for pair in pairs for each in pair)
+    return known[id(node)]
 
 
 def _value(text: str) -> Any:
@@ -139,6 +169,6 @@ def _value(text: str) -> Any:
         return None
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, a number of too many digits, or nested too deeply
         return text
     return parsed["value"] if parsed.keys() == {"value"} else text

@@ -1,14 +1,19 @@
 """Wrong usage of a command, reported in one line like all other errors. Typer's own report has four lines."""
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from fedssl.cli.exit_codes import USAGE
+from fedssl.files import NO_SPACE
 from fedssl.wording import in_one_line
 
 
@@ -44,6 +49,47 @@ def _reported(prefix: str) -> Iterator[None]:
             raise
         typer.echo(f"{prefix}: {_described(message, context)}", err=True)
         raise typer.Exit(error.exit_code) from None
+    except (RuntimeError, FileNotFoundError) as error:
+        problem = _missing_folder(error)
+        if problem is None:
+            raise
+        typer.echo(f"{prefix}: {problem}", err=True)
+        raise typer.Exit(USAGE) from None
+
+
+def in_words(error: OSError) -> str:
+    """Return the reason of the operating system, with the file that it is about, if that is known.
+
+    What standard output has not written yet is discarded if it cannot be: Python would report it again at the end.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    reason = error.strerror or str(error)
+    if error.filename:
+        return f"{error.filename}: {reason}"
+    if error.errno in (*NO_SPACE, errno.EFBIG):
+        return f"standard output, or a file, cannot be written: {reason}"
+    return reason
+
+
+def _missing_folder(error: Exception) -> str | None:
+    """Return what is wrong if the error comes from a missing home folder or current directory, else None."""
+    if isinstance(error, FileNotFoundError):
+        is_below = error.filename is None or not Path(os.fsdecode(error.filename)).is_absolute()
+        return "the current directory no longer exists: change to another one" if is_below and _is_lost() else None
+    if str(error).startswith("Could not determine home directory"):  # of pathlib
+        return "a path begins with the home folder of a user who has none: set HOME, or write the path without ~"
+    return None
+
+
+def _is_lost() -> bool:
+    try:
+        return not Path.cwd()
+    except FileNotFoundError:
+        return True
 
 
 def _message(error: typer.TyperException) -> str:

@@ -298,7 +298,7 @@ def parse(model: type[M], content: str | bytes, what: str) -> M:
     except MALFORMED as error:
         reason = summary(error) if isinstance(error, ValidationError) else type(error).__name__
         raise BadAnswer(
-            f"{what} came back as something other than a {model.__name__} ({reason}): "
+            f"{what} gave an answer that this client does not understand ({reason}): "
             "is this a fedssl coordinator, and of a version near this client's?"
         ) from None
 
@@ -316,7 +316,7 @@ def summary(error: ValidationError) -> str:
     if error.error_count() > _MISTAKES_LOOKED_AT:
         return f"{error.error_count()} values are not valid"
     first = first_problem(error)
-    return f"{first.place[:_PLACE_CHARACTERS] or 'the whole'}: {first.message[:_MESSAGE_CHARACTERS]}"
+    return f"{first.place[:_PLACE_CHARACTERS] or 'the whole answer'}: {first.message[:_MESSAGE_CHARACTERS]}"
 
 
 def checked_url(url: str) -> str:
@@ -347,7 +347,8 @@ def _problem(response: httpx.Response, body: bytes) -> Problem:
         return Problem.model_validate_json(body).model_copy(update={"status": status})
     except MALFORMED:  # a proxy's page, or another program's
         title = response.reason_phrase or "Error"
-        detail = _HINTS.get(status, f"The answer was {status} {title}, without an explanation.")
+        unexplained = f"The answer was {status} {title}, without an explanation: it may be that of a proxy."
+        detail = _HINTS.get(status, unexplained)
         return Problem(type="about:blank", title=title, status=status, detail=detail)
 
 

@@ -10,6 +10,7 @@ from fedssl.client.errors import ClientError
 
 HOST = "127.0.0.1"
 LOCAL_FOLDER = Path(".fedssl")
+_MAX_TOKEN_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,11 @@ def target_of(environment: Mapping[str, str], folder: Path = LOCAL_FOLDER) -> Ta
 def read_token(path: Path) -> str:
     """Read the token in a file. Raises ClientError."""
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        with path.open("rb") as file:
+            content = file.read(_MAX_TOKEN_BYTES + 1)  # a device such as /dev/zero has no end
+        if len(content) > _MAX_TOKEN_BYTES:
+            raise ClientError(f"{path} is larger than any token: give the file that has only the token")
+        token = content.decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", "not a text file")
         raise ClientError(f"cannot read the token in {path}: {reason}") from None

@@ -95,7 +95,8 @@ def write_page(
         left -= len(section.images)
         parts.append(f"<section>\n<h2>{escape(section.heading)}</h2>\n<ul>\n{images}</ul>\n</section>\n")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(parts), durable=False)
+    # A file name that is not UTF-8 has characters that cannot be encoded.
+    write_atomically(path, "".join(parts).encode(errors="replace"), durable=False)
 
 
 def _table(table: Table) -> str:

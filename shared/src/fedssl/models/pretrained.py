@@ -169,6 +169,6 @@ def read_spec(path: Path) -> RunSpec:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError:
         raise SpecError(f"there is no {path}, which describes the network: keep it next to the weights") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SpecError(f"{path} is not a run spec that this version can read: {str(error).splitlines()[0]}") from None
     return spec_of(values, str(path))

@@ -246,7 +246,7 @@ def read_encoder(given: Any) -> Any:
         pass
     try:
         return tomllib.loads(f"encoder = {text}")["encoder"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # a number of too many digits is a ValueError too
         raise ValueError(
             'write a name such as resnet18, or a table such as { name = "convnet", widths = [32, 64] }'
         ) from None

@@ -94,6 +94,19 @@ def test_unusable_token_files_are_refused_and_public_ones_cause_a_warning(
     assert f"chmod 600 '{open_to_all}'" in capsys.readouterr().err
 
 
+def test_a_token_file_that_is_a_folder_or_has_no_end_is_refused_without_advice_to_change_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o755)
+
+    with pytest.raises(UsageError, match="Is a directory"):
+        find_target(URL, tmp_path, environment=NOTHING, folder=tmp_path)
+    with pytest.raises(UsageError, match="larger than any token"):
+        find_target(URL, Path("/dev/zero"), environment=NOTHING, folder=tmp_path)
+
+    assert "chmod" not in capsys.readouterr().err
+
+
 def test_a_targets_repr_hides_its_token() -> None:
     assert "secret" not in repr(Target(URL, "secret"))
 

@@ -1,13 +1,16 @@
 """The commands `fedssl data check` and `fedssl data views`: what a folder contains, and what a network sees of it."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image
 
+from fedssl.cli.datasets import views as drawn_views
 from fedssl.data import load_conformed, save_npz
 from fedssl.protocol.data import DataConfig, WindowConfig
 from support.commands import error_of, fedssl, output_of
@@ -176,3 +179,14 @@ def test_views_of_arrays_are_drawn_and_impossible_views_are_refused(folder: Path
     gone = fedssl("data", "views", "nowhere", "--spec", "run.toml")
     assert gone.exit_code == 2
     assert "found no data set at nowhere" in gone.output
+
+
+def test_pixels_that_are_read_only_cause_no_warning() -> None:
+    pixels = np.frombuffer(bytes(range(4)), np.uint8).reshape(1, 2, 2)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert drawn_views._tensor(pixels).flatten().tolist() == [0, 1, 2, 3]
+    finally:
+        torch.set_warn_always(False)

@@ -124,7 +124,10 @@ def test_duplicates_are_grouped(working_folder: Path, index: Path) -> None:
     assert found["num_pairs"] == 1
     assert sorted(found["groups"][0]["paths"]) == ["a/4.png", "b/copy.png"]
     result = fedssl("duplicates", "--index", index, "--threshold", "-1", "--max-pairs", "5")
-    assert "78 pairs of the 13 images in photos.npz have a cosine of -1.0 or more. The 5 most similar" in result.stderr
+    assert (
+        "78 pairs of the 13 images in photos.npz, each with a cosine of -1.0 or more. The 5 most similar"
+        in result.stderr
+    )
     assert "Group 1: cosine " in Path("duplicates.html").read_text()
 
 

@@ -210,7 +210,7 @@ def test_a_diverged_model_is_reported_as_such(folder: Path, tmp_path: Path) -> N
         (["--data", "{bare}"], "has no labels"),
         (["--data", "nowhere"], "found no data set at nowhere"),
         (["--angles", "{folder}/encoder.safetensors"], "the model holds no projector"),
-        (["--angles", "{folder}/none.safetensors"], "there is no"),
+        (["--measures", ""], "there is no ''; give any of probe, knn, geometry, or none"),
         (["--device", "cuda:99"], "--device cuda:99 cannot be used here"),
         (["--encoder", "resnet18"], "is not torchvision's resnet18"),
     ],
@@ -223,6 +223,19 @@ def test_wrong_usage_is_one_line_and_exit_code_2(folder: Path, tmp_path: Path, a
     assert result.exit_code == 2, result.output
     assert said in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [("--angles", "none.safetensors", "does not exist"), ("--map", ".", "is a directory")],
+)
+def test_a_path_that_cannot_be_used_is_refused_before_anything_is_computed(
+    folder: Path, option: str, value: str, reason: str
+) -> None:
+    result = fedssl("evaluate", folder / MODEL, option, folder / value)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: invalid value for '{option}': ")
+    assert f"{reason}. See `" in result.stderr
 
 
 def test_a_spec_without_data_needs_the_data_option(folder: Path, tmp_path: Path) -> None:

@@ -168,10 +168,10 @@ def read_policy(path: Path) -> tuple[Policy, str]:
         # Editors on Windows begin a file with a byte order mark.
         document = tomllib.loads(content.decode("utf-8-sig"))
         return Policy.model_validate(document), hashlib.sha256(content).hexdigest()
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PolicyError(f"the policy {path} is not TOML: {error}") from None
     except ValidationError as error:
         raise PolicyError(f"the policy {path} cannot be used: {_describe(error)}") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of too many digits, or too deep
+        raise PolicyError(f"the policy {path} is not TOML: {error}") from None
 
 
 class PolicyEnforcer:

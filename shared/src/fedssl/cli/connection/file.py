@@ -35,6 +35,15 @@ class NamedConnection(StrictModel):
         except ClientError as error:
             raise ValueError(str(error)) from None
 
+    @field_validator("token_file")
+    @classmethod
+    def _check_token_file(cls, path: Path | None) -> Path | None:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a path that is not UTF-8 cannot be stored: rename it, or give --copy-token") from None
+        return path
+
     @field_serializer("token", when_used="json")
     def _reveal(self, token: SecretStr | None) -> str | None:
         return None if token is None else token.get_secret_value()

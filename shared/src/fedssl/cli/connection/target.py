@@ -63,7 +63,8 @@ def find_target(
 def read_token(path: Path) -> str:
     """Read the token in a file. Raises UsageError."""
     with suppress(OSError):
-        if stat.S_IMODE(path.stat().st_mode) & 0o044:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode) and mode & 0o044:  # a folder, or a device such as /dev/null, would be unusable afterwards
             note(f"warning: other users can read the token in {path}: run chmod 600 {shlex.quote(str(path))}")
     try:
         return read(path)

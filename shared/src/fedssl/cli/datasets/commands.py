@@ -58,7 +58,9 @@ def views(
     ],
     spec: Annotated[str, typer.Option(metavar="SPEC", help="The run whose [data] makes the views.")],
     set_: SetOption = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="PNG", help="The picture to write.")] = Path("views.png"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="PNG", help="The picture to write.", dir_okay=False)
+    ] = Path("views.png"),
     num_images: Annotated[int, typer.Option("--images", min=1, max=64, help="Number of images, one per row.")] = 8,
     num_views: Annotated[int, typer.Option("--views", min=1, max=32, help="Number of random views per image.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="The seed of the views.")] = 0,

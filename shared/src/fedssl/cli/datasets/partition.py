@@ -15,7 +15,8 @@ def partition(
     spec: SpecArgument,
     set_: SetOption = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="PNG", help="Draw a picture: a bar per client, coloured by class.")
+        Path | None,
+        typer.Option(metavar="PNG", help="Draw a picture: a bar per client, coloured by class.", dir_okay=False),
     ] = None,
     shards: Annotated[
         Path | None,

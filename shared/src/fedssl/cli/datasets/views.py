@@ -86,7 +86,7 @@ def _size(image_CHW: Tensor) -> Tensor:
 
 
 def _tensor(pixels_CHW: NDArray[np.generic]) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(pixels_CHW))
+    return torch.from_numpy(np.array(pixels_CHW, order="C"))  # a copy, since the pixels of PIL are read-only
 
 
 def _sheet(views_NKCHW: Tensor) -> NDArray[np.uint8]:

@@ -32,7 +32,7 @@ LabelsOption = Annotated[
     typer.Option(
         metavar="LABELS",
         help="Fit a classifier to these labelled images: a folder with one sub-folder per class, an .npz file or a "
-        "known data set; or a CSV file (path,label[,group]) with the labels of some of IMAGES.",
+        "known data set; or a CSV file (path,label[,group]) with a line for each of IMAGES. A label may be empty.",
     ),
 ]
 HeadOption = Annotated[

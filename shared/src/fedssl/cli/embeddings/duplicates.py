@@ -9,6 +9,7 @@ from fedssl.cli.arguments import DataFolderOption, DeviceOption
 from fedssl.cli.embeddings.indexes import ImagesOption, IndexOption, PageOption, show_page, thumbnails_of
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
+from fedssl.wording import plural
 
 
 def duplicates(
@@ -49,8 +50,8 @@ def duplicates(
     ]
     left = f" The {max_pairs} most similar ones are shown." if result.num_pairs > max_pairs else ""
     fact = (
-        f"{result.num_pairs:,} pairs of the {len(found.paths):,} images in {index} have a cosine of {threshold} or "
-        f"more.{left}"
+        f"{plural(result.num_pairs, 'pair')} of the {len(found.paths):,} images in {index}, each with a cosine of "
+        f"{threshold} or more.{left}"
     )
     show_page(out, "Near-duplicates", [fact], sections)
     if output is Format.JSON:

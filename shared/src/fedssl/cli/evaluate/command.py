@@ -68,11 +68,15 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="GLOBAL",
+            exists=True,
             help="Also measure FedX's angles between the embeddings of MODEL, a client's model, and this global model.",
         ),
     ] = None,
     map_: Annotated[
-        Path | None, typer.Option("--map", metavar="PNG", help="Also draw a map of the test images, coloured by class.")
+        Path | None,
+        typer.Option(
+            "--map", metavar="PNG", help="Also draw a map of the test images, coloured by class.", dir_okay=False
+        ),
     ] = None,
     map_method: Annotated[
         MapMethod, typer.Option(help="How to draw the map: t-SNE preserves neighbourhoods, PCA distances.")
@@ -90,7 +94,7 @@ def evaluate(
 ) -> None:
     """Evaluate an encoder on a labelled data set.
 
-    Example: `fedssl evaluate run-1a2b3c4d/model.safetensors --data fashion-mnist`
+    Example: `fedssl evaluate run-1a2b3c4d --data fashion-mnist`
 
     \b
     probe     a linear classifier on its frozen representations
@@ -136,7 +140,7 @@ def evaluate(
 def _read_measures(text: str) -> tuple[Measure, ...]:
     """Return the value of `--measures`. Raises UsageError."""
     known: tuple[Measure, ...] = get_args(Measure)
-    names = [] if text.strip() in ("", "none") else [name.strip() for name in text.split(",")]
+    names = [] if text.strip() == "none" else [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"--measures {text}: there is no {unknown[0]!r}; give any of {', '.join(known)}, or none")
     return tuple(name for name in known if name in names)
