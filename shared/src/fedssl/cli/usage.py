@@ -87,9 +87,10 @@ def _missing_folder(error: Exception) -> str | None:
 
 def _is_lost() -> bool:
     try:
-        return not Path.cwd()
+        Path.cwd()
     except FileNotFoundError:
         return True
+    return False
 
 
 def _message(error: typer.TyperException) -> str:
