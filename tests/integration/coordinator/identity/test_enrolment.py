@@ -126,7 +126,7 @@ def test_an_expired_revoked_or_replaced_enrolment_is_refused(coordinator: Coordi
             _enrol(coordinator, enrolment.secret, ONE)
     assert tables.one("SELECT count(*) FROM tokens WHERE role = 'worker' OR used_at IS NOT NULL") == 0
     with pytest.raises(Conflict, match="is revoked"):
-        coordinator.client.create_enrolment_token("shut-out")
+        coordinator.client.create_enrolment_token("revoke-client")
 
 
 def test_a_worker_may_repeat_its_enrolment_after_it_has_expired(coordinator: Coordinator, tables: Tables) -> None:
