@@ -6,8 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # Tests start hundreds of processes, which must not each compile every library, whatever the environment sets.
 export PYTHONDONTWRITEBYTECODE :=
-# Number of test processes; each has its own servers, and waits for them about a third of the time.
-JOBS ?= 3
+# Number of test processes, each with its own servers. A third one is no faster on two threads of one core.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PROJECTS := shared/pyproject.toml services/coordinator/pyproject.toml services/worker/pyproject.toml services/local/pyproject.toml
