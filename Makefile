@@ -6,7 +6,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # Tests start hundreds of processes, which must not each compile every library, whatever the environment sets.
 export PYTHONDONTWRITEBYTECODE :=
-# Number of test processes, each with its own servers. A third one is no faster on two threads of one core.
+# Number of test processes, each with its own servers. A third one does not help on two threads of one core.
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
