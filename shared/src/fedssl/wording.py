@@ -41,6 +41,11 @@ def in_one_line(text: str) -> str:
     return printable(" ".join(line.strip() for line in text.splitlines()))
 
 
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error, or its kind if it has no text."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def in_one_line_each(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Make each text of a log line printable, in one line, as a processor of structlog.
 

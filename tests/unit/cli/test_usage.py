@@ -100,7 +100,7 @@ def test_a_path_below_an_unknown_home_folder_is_reported(line: str) -> None:
 
     assert (code, stdout) == (2, "")
     assert stderr.endswith(
-        ": a path begins with the home folder of a user who has none: set HOME, or write the path without ~\n"
+        ": a path begins with the home folder of a user without one: set HOME, or write the path without ~\n"
     )
 
 

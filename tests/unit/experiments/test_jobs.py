@@ -11,10 +11,11 @@ import pytest
 
 from fedssl.errors import MethodError
 from fedssl.experiments import jobs
-from fedssl.experiments.jobs import reason_of, run_in_processes
+from fedssl.experiments.jobs import run_in_processes
 from fedssl.experiments.runs import Calls, ComputeSettings, FinishedRun
 from fedssl.protocol.runs import RunSpec
 from fedssl.simulation import RoundRecord
+from fedssl.wording import reason_of
 from support.federation import tiny_spec
 
 JOB = """

@@ -81,7 +81,7 @@ def _missing_folder(error: Exception) -> str | None:
         is_below = error.filename is None or not Path(os.fsdecode(error.filename)).is_absolute()
         return "the current directory no longer exists: change to another one" if is_below and _is_lost() else None
     if str(error).startswith("Could not determine home directory"):  # of pathlib
-        return "a path begins with the home folder of a user who has none: set HOME, or write the path without ~"
+        return "a path begins with the home folder of a user without one: set HOME, or write the path without ~"
     return None
 
 

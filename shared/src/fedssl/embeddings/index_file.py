@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedssl.data.array_files import ARRAY_ERRORS, check_members, memory_bytes
 from fedssl.errors import DataError, ExportError
 from fedssl.files import replaced_file
+from fedssl.wording import reason_of
 
 SUFFIXES = (".parquet", ".npz")
 VERSION = 1
@@ -196,7 +197,7 @@ class _Reader:
         return (self._file.read_row_group(group) for group in range(self._file.num_row_groups))
 
     def _damaged(self, error: Exception) -> DataError:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        reason = reason_of(error)[:200]
         return DataError(
             f"{self._path} is not a file of representations that can be read ({reason}): make it with `fedssl embed`"
         )

@@ -7,11 +7,12 @@ from typing import Any
 
 from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import runs
-from fedssl.experiments.jobs import FAILURES, reason_of, run_in_processes
+from fedssl.experiments.jobs import FAILURES, run_in_processes
 from fedssl.experiments.overlays import differences
 from fedssl.experiments.runs import Calls, ComputeSettings, FinishedRun
 from fedssl.experiments.variants import Variant, build_spec, values_of
 from fedssl.protocol.runs import RunSpec
+from fedssl.wording import reason_of
 
 SHARED = ("seed", "partition")
 """Sections of the spec that no variant may change, so that clients hold the same images in all runs."""

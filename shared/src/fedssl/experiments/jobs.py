@@ -23,6 +23,7 @@ from fedssl.experiments.runs import Calls, ComputeSettings, run_in_folder
 from fedssl.parallel.parent import end_with_parent
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import write_json
+from fedssl.wording import reason_of
 
 JOB, LOG = "job.json", "job.log"
 _COMMAND = (sys.executable, "-m", "fedssl.experiments.jobs")
@@ -31,11 +32,6 @@ FAILURES = (FedSSLError, RuntimeError, ValueError, ArithmeticError, MemoryError)
 """The errors of one run that do not end the others: fedssl's own, torch's, and insufficient memory."""
 
 E = TypeVar("E")
-
-
-def reason_of(error: Exception) -> str:
-    """Return the first line of an error, or its kind if it has no text."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def run_in_processes(

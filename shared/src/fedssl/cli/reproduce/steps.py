@@ -21,7 +21,7 @@ from fedssl.cores import num_usable_cores
 from fedssl.errors import SpecError
 from fedssl.experiments import papers
 from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, learns_little, training_seconds
-from fedssl.experiments.jobs import FAILURES, reason_of
+from fedssl.experiments.jobs import FAILURES
 from fedssl.experiments.measures import OnMeasuring
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.pilot import Pilot, run_pilot
@@ -40,7 +40,7 @@ from fedssl.experiments.runs import ComputeSettings
 from fedssl.experiments.scaling import scaled
 from fedssl.protocol.explanation import explain
 from fedssl.protocol.runs import RunSpec
-from fedssl.wording import plural
+from fedssl.wording import plural, reason_of
 
 LONG_SECONDS = 3600
 
