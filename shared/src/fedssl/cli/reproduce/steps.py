@@ -115,14 +115,14 @@ def run(request: Request) -> Outcome:
         plan = _plan(cells, request.budget_seconds, request, speeds, machine)
         seeds, seconds = list(plan.seeds), plan.seconds
         tasks = [_changed(Task(each, scaled(each, plan.scale, speeds.device)), request.changes) for each in cells]
-    tasks = place_datasets(tasks, machine.data_root)
-    for task in tasks:
+        placed = place_datasets(tasks, machine.data_root)
+    for task in placed:
         require_no_loss(task.cell, task.spec, seeds, request.out / RESULTS)
-    outcome = Outcome(tasks=tasks, seeds=seeds, seconds=seconds)
+    outcome = Outcome(tasks=placed, seeds=seeds, seconds=seconds)
     if request.dry_run:
         return outcome
     budget = None if plan is None or plan.calibration is None else dataclasses.asdict(plan.calibration)
-    for task in tasks:
+    for task in placed:
         note(f"{task.cell.name}: {size_of(task.spec)}")
         try:
             result = run_task(
@@ -137,7 +137,7 @@ def run(request: Request) -> Outcome:
                 budget=budget,
             )
         except FAILURES as error:
-            if len(tasks) == 1:
+            if len(placed) == 1:
                 raise
             outcome.failures[task.cell.name] = reason_of(error)
             note(f"{task.cell.name} failed: {reason_of(error)}")
