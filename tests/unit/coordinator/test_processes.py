@@ -4,9 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
+
+from fedssl_coordinator.main import app
+from support.coordinator import clear_caches
 
 ROOT = Path(__file__).parents[3]
 SETTINGS = {
@@ -15,8 +20,10 @@ SETTINGS = {
 }
 
 _API = """
-from fedssl_coordinator.app import create_app
-create_app()
+import os
+from fedssl_coordinator.main import app
+app(["openapi"], standalone_mode=False)
+os.environ.update(SETTINGS)
 from fedssl.protocol.runs import RunSpec
 RunSpec.model_validate({"method": {"name": "fedbyol"}})
 from fedssl_coordinator.core.store import store
@@ -46,47 +53,63 @@ _COMPUTES = {"torch", "torchvision", "safetensors", "sklearn", "matplotlib", "PI
 _ANSWERS = {"sqlalchemy", "psycopg", "fastapi", "numpy", "fedssl_coordinator.aggregator.tasks"}
 
 
-@pytest.mark.full(but=1)
-@pytest.mark.parametrize(
-    ("code", "unwanted"),
-    [(_API, _COMPUTES), (_BEAT, _COMPUTES | _ANSWERS), (_IDLE_QUEUE, _COMPUTES)],
-    ids=["api", "beat", "idle queue"],
-)
-def test_a_process_imports_only_what_it_uses(tmp_path: Path, code: str, unwanted: set[str]) -> None:
-    """Only an aggregator with work imports torch. Beat only sends messages, and imports no database driver."""
-    environment = {**os.environ, **SETTINGS, "FEDSSL_STORE_PATH": str(tmp_path / "store")}
+def _without_settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
+
+
+def _run(code: str, environment: dict[str, str]) -> tuple[str, set[str]]:
+    """Return what the code prints in a new interpreter, and which modules it has imported."""
     command = [sys.executable, "-c", code + "\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    modules = set(json.loads(done.stdout))
-    assert not modules & unwanted
-    assert "fedssl_coordinator.aggregator.rounds" not in modules
+    *lines, modules = done.stdout.splitlines(keepends=True)
+    return "".join(lines), set(json.loads(modules))
 
 
-def _command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_")}
-    return subprocess.run(
-        [sys.executable, "-m", "fedssl_coordinator", *arguments],
-        env={**bare, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_committed_openapi_document_equals_that_of_the_code() -> None:
-    """The command needs no settings, prints the same on every machine, and does not import computing packages."""
-    done = _command("openapi", PYTHONPROFILEIMPORTTIME="1")
-    assert done.returncode == 0, done.stderr
-    committed = (ROOT / "openapi.json").read_text(encoding="utf-8")
-    assert done.stdout == committed, "regenerate it: make docs"
-    modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+def test_the_api_does_not_import_computing_packages_and_its_openapi_document_is_committed(tmp_path: Path) -> None:
+    """The document needs no settings, and is the same on every machine."""
+    settings = {**SETTINGS, "FEDSSL_STORE_PATH": str(tmp_path / "store")}
+    document, modules = _run(f"SETTINGS = {settings}\n{_API}", _without_settings())
+    assert document == (ROOT / "openapi.json").read_text(encoding="utf-8"), "regenerate it: make docs"
     assert "fedssl_coordinator.app" in modules
     assert not modules & {*_COMPUTES, "fedssl_coordinator.aggregator.rounds"}
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("code", "unwanted"),
+    [(_BEAT, _COMPUTES | _ANSWERS), (_IDLE_QUEUE, _COMPUTES)],
+    ids=["beat", "idle queue"],
+)
+def test_a_process_imports_only_what_it_uses(tmp_path: Path, code: str, unwanted: set[str]) -> None:
+    """Only an aggregator with work imports torch. Beat only sends messages, and imports no database driver."""
+    _, modules = _run(code, {**os.environ, **SETTINGS, "FEDSSL_STORE_PATH": str(tmp_path / "store")})
+    assert not modules & unwanted
+    assert "fedssl_coordinator.aggregator.rounds" not in modules
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Result]]:
+    """Yield `command("migrate", DEVICE="gpu")`, which runs a command in this process, with these settings only."""
+    for name in os.environ:
+        if name.startswith("FEDSSL_"):
+            monkeypatch.delenv(name)
+    # Configuring logging would affect the whole process: loggers keep the configuration of their first use.
+    monkeypatch.setattr("fedssl_coordinator.core.logs.configure_logging", lambda: None)
+
+    def run(*arguments: str, **settings: str) -> Result:
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        return CliRunner().invoke(app, arguments)
+
+    clear_caches()
+    yield run
+    clear_caches()
+
+
 def test_a_process_without_settings_names_the_missing_one() -> None:
-    done = _command("migrate")
-    assert done.returncode != 0
+    migrate = [sys.executable, "-m", "fedssl_coordinator", "migrate"]
+    done = subprocess.run(migrate, env=_without_settings(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
     assert "FEDSSL_DATABASE_URL must be set" in done.stderr
 
 
@@ -94,32 +117,33 @@ def test_a_process_without_settings_names_the_missing_one() -> None:
     "arguments",
     [
         ("--role", "worker"),
-        pytest.param(("--role", "root"), marks=pytest.mark.full),
-        pytest.param(("--role", "worker", "--client", "No Name"), marks=pytest.mark.full),
+        ("--role", "root"),
+        ("--role", "worker", "--client", "No Name"),
         ("--role", "viewer", "--expires", "soon"),
     ],
 )
-def test_an_invalid_token_request_is_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    done = _command("token", "create", *arguments, **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (2, "")
+def test_an_invalid_token_request_is_refused(
+    command: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    done = command("token", "create", *arguments, **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
+    assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("error: ")
 
 
-def test_an_unknown_queue_is_refused(tmp_path: Path) -> None:
-    done = _command("aggregator", "--queues", "aggregate,distil", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
-    assert done.returncode == 2
+def test_an_unknown_queue_is_refused(command: Callable[..., Result], tmp_path: Path) -> None:
+    done = command("aggregator", "--queues", "aggregate,distil", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path))
+    assert done.exit_code == 2
     assert "'distil' is not a queue: use aggregate, distill, evaluate" in " ".join(done.stderr.split())
 
 
-def test_help_explains_the_queues() -> None:
-    done = _command("aggregator", "--help")
+def test_help_explains_the_queues(command: Callable[..., Result]) -> None:
+    done = command("aggregator", "--help")
     for word in ("aggregate", "distill", "evaluate", "FEDSSL_DEVICE", "one task at a time"):
         assert word in done.stdout
 
 
-@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("name", "value"), [("DEVICE", "gpu"), ("DEVICE", "cuda:x"), ("CHECKPOINT_SECONDS", "-1")])
-def test_an_invalid_setting_is_named(tmp_path: Path, name: str, value: str) -> None:
-    done = _command("migrate", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path), **{f"FEDSSL_{name}": value})
-    assert done.returncode != 0
+def test_an_invalid_setting_is_named(command: Callable[..., Result], tmp_path: Path, name: str, value: str) -> None:
+    done = command("migrate", **SETTINGS, FEDSSL_STORE_PATH=str(tmp_path), **{f"FEDSSL_{name}": value})
+    assert done.exit_code != 0
     assert f"FEDSSL_{name}: " in done.stderr

@@ -136,13 +136,14 @@ def aggregator(
     A process that serves all queues does not aggregate while it distils or evaluates. To have several runs at the
     same time, start at least one process that serves only `aggregate`. Every queue needs a process that serves it.
     """
-    import fedssl_coordinator.aggregator.tasks  # noqa: F401, registers the tasks
-    from fedssl.liveness import keep_touching
     from fedssl_coordinator.core.celery_app import QUEUES
     from fedssl_coordinator.core.celery_app import app as celery
 
     if unknown := [name for name in queues.split(",") if name not in QUEUES]:
         raise typer.BadParameter(f"{unknown[0]!r} is not a queue: use {', '.join(QUEUES)}")
+    import fedssl_coordinator.aggregator.tasks  # noqa: F401, registers the tasks
+    from fedssl.liveness import keep_touching
+
     _set_up()
     _serve_metrics(metrics_port)
     keep_touching()
@@ -231,21 +232,25 @@ def create_token(
 
     from fedssl.protocol.tokens import lifetime
     from fedssl.protocol.views import TokenCreate
+
+    try:
+        values = {"role": role, "client_id": client, "label": label}
+        request = TokenCreate.model_validate(values | {"lifetime_seconds": lifetime(expires) if expires else None})
+    except ValidationError as error:
+        typer.echo(f"error: {validation_message(error)}", err=True)
+        raise typer.Exit(2) from None
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+
     from fedssl_coordinator.core.db import transaction
     from fedssl_coordinator.core.problems import ProblemError
     from fedssl_coordinator.identity.tokens import service
 
     try:
-        values = {"role": role, "client_id": client, "label": label}
-        request = TokenCreate.model_validate(values | {"lifetime_seconds": lifetime(expires) if expires else None})
         with transaction() as session:
             secret = service.create(session, request).secret
-    except ValidationError as error:
-        if error.title == "Settings":
-            raise
-        typer.echo(f"error: {validation_message(error)}", err=True)
-        raise typer.Exit(2) from None
-    except (ValueError, ProblemError) as error:
+    except ProblemError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(secret)
