@@ -28,6 +28,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
+# Until a command configures logging, structlog would write a traceback with all variables, which takes a second.
+*_processors, _ = structlog.get_config()["processors"]
+_renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+structlog.configure(processors=[*_processors, _renderer])
+
 # The longest files come first: if a long one started last, the other test processes would be idle meanwhile.
 LONGEST = (
     "tests/parity/test_heterogeneous.py",

@@ -64,7 +64,7 @@ def _images(channels: int, size: int = 32) -> torch.Tensor:
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize(("encoder", "channels"), [(RESNET, 3), (VIT, 1), (OF_TIMM, 3)])
+@pytest.mark.parametrize(("encoder", "channels"), [(VIT, 1), (RESNET, 3), (OF_TIMM, 3)])
 def test_timm_loads_the_folder_with_its_classes_and_normalisation(
     tmp_path: Path, encoder: dict[str, Any], channels: int
 ) -> None:
@@ -105,6 +105,7 @@ def test_timm_loads_a_classifier_that_is_a_convolution_in_timm(tmp_path: Path) -
         torch.testing.assert_close(logits.softmax(dim=1), ours, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_timm_classifier_of_more_than_one_linear_layer_is_refused(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _of_timm("efficientvit_m0", 192), size=64)
     words = error_of("export", run, "--to", "huggingface", "--head", run / "head.safetensors")
@@ -174,6 +175,7 @@ def test_huggingface_hub_reads_the_card_and_the_weights(tmp_path: Path) -> None:
     assert (left.missing_keys, left.unexpected_keys) == ([], [])
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("encoder", "words"),
     [
@@ -207,7 +209,7 @@ def _bundle(tmp_path: Path, channels: int) -> Path:
     return run
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.full
 @pytest.mark.parametrize("channels", [1, 3])
 def test_monai_runs_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: int) -> None:
     """The probabilities equal those of `fedssl classify`. Both prepare the images from their files."""
@@ -233,8 +235,6 @@ def test_monai_runs_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_bundle_describes_its_network(tmp_path: Path) -> None:
-    import monai.bundle
-
     run = _bundle(tmp_path, 3)
     root = run / "monai"
     about = json.loads((root / "configs" / "metadata.json").read_text())
@@ -247,6 +247,13 @@ def test_the_bundle_describes_its_network(tmp_path: Path) -> None:
             torch.testing.assert_close(network(x), expected(x))
     state = torch.load(root / "models" / "model.pt", weights_only=True)
     network.load_state_dict(state)
+
+
+@pytest.mark.full
+def test_monai_finds_the_described_shapes(tmp_path: Path) -> None:
+    import monai.bundle
+
+    root = _bundle(tmp_path, 3) / "monai"
     monai.bundle.verify_net_in_out(
         "network_def",
         meta_file=str(root / "configs" / "metadata.json"),

@@ -26,17 +26,20 @@ def imported_by(*arguments: str) -> set[str]:
     return set(done.stdout.rpartition("IMPORTED")[2].split())
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert imported_by(*arguments).isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("arguments", [["run", "--help"], ["run", "submit", "--help"], ["demo", "--help"]])
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("arguments", [["run", "submit", "--help"], ["run", "--help"], ["demo", "--help"]])
 def test_help_of_a_command_imports_nothing_heavy_except_pydantic(arguments: list[str]) -> None:
     assert imported_by(*arguments).isdisjoint(set(HEAVY) - {"pydantic"})
 
 
-@pytest.mark.parametrize("arguments", [["method", "ls"], ["method", "show", "fedbyol"]])
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("arguments", [["method", "show", "fedbyol"], ["method", "ls"]])
 def test_showing_methods_needs_neither_torch_nor_a_coordinator(arguments: list[str]) -> None:
     assert imported_by(*arguments).isdisjoint({"torch", "numpy", "httpx"})
 

@@ -19,6 +19,7 @@ from fedssl.cli.specs import read_spec
 from fedssl.data.partitioning import partition_dataset
 from fedssl.simulation import simulate
 from support.commands import fedssl
+from support.forked_clients import forked_processes
 
 SPEC = """
 name = "tiny"
@@ -73,7 +74,8 @@ def test_the_command_gives_the_same_bits_as_the_library(spec: Path, out: Path) -
 
 
 def test_several_processes_give_the_same_files(spec: Path, out: Path, tmp_path: Path) -> None:
-    result = fedssl("simulate", spec, "--out", tmp_path, "--keep-clients", "--jobs", "2")
+    with forked_processes():
+        result = fedssl("simulate", spec, "--out", tmp_path, "--keep-clients", "--jobs", "2")
 
     assert result.exit_code == 0, result.output
     for name in ("model", "initial", "encoder", "clients/client-0", "clients/client-1"):

@@ -110,6 +110,7 @@ def run(line: str, redirection: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("line", ["method show ssd --format json", "data ls"])
 def test_a_full_disk_below_standard_output_is_reported_once(line: str) -> None:
     result = run(line, "> /dev/full")
@@ -120,6 +121,7 @@ def test_a_full_disk_below_standard_output_is_reported_once(line: str) -> None:
     assert result.returncode == 1
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("line", ["token create --role viewer", "token enrol site", "notify add https://a.example"])
 def test_no_secret_is_created_if_standard_output_is_closed(line: str) -> None:
     result = run(f"{line} --url http://127.0.0.1:1", ">&-")

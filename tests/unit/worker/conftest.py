@@ -1,5 +1,6 @@
 """Fixtures with a worker's parts around a small coordinator, random images and a tiny BYOL, which has client state."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from fedssl.backoff import Backoff
 from fedssl.client import Retry, WorkerClient
 from fedssl.data import save_npz
 from fedssl.data.images import ImageData
-from fedssl.engine import run_local_round, start_run
+from fedssl.engine import local, run_local_round, start_run
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.work import Register, WorkItem
+from fedssl.protocol.work import Progress, Register, WorkItem
+from fedssl_worker import lease
 from fedssl_worker.agent import Agent
 from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
@@ -31,6 +33,7 @@ from fedssl_worker.disclosure.policy import PolicyEnforcer
 from fedssl_worker.executor import Executor
 from fedssl_worker.labels import OwnLabels, load_own_labels
 from fedssl_worker.state import ClientStates
+from support.waiting import wait_until
 
 from .coordinator import TOKEN, FakeCoordinator
 
@@ -157,16 +160,22 @@ class WorkerHarness:
     def train_directly(self, spec: RunSpec, num_rounds: int) -> list[Tensors]:
         """Return the updates that an uninterrupted client computes if each update becomes the next round's
         broadcast."""
-        method = METHODS[spec.method.name]
-        broadcast = start_run(method, Context(spec=spec, round_number=0)).received
-        updates: list[Tensors] = []
-        state: Tensors | None = None
-        for number in range(1, num_rounds + 1):
-            context = Context(spec=spec, round_number=number, client_id=CLIENT)
-            result = run_local_round(method, broadcast, state, self.images.data, context)
-            broadcast, state = result.update, result.state
-            updates.append(broadcast)
-        return updates
+        return list(_updates(spec.model_dump_json(), num_rounds, self.images))
+
+
+@functools.lru_cache(maxsize=8)
+def _updates(spec_json: str, num_rounds: int, images: OwnImages) -> list[Tensors]:
+    spec = RunSpec.model_validate_json(spec_json)
+    method = METHODS[spec.method.name]
+    broadcast = start_run(method, Context(spec=spec, round_number=0)).received
+    updates: list[Tensors] = []
+    state: Tensors | None = None
+    for number in range(1, num_rounds + 1):
+        context = Context(spec=spec, round_number=number, client_id=CLIENT)
+        result = run_local_round(method, broadcast, state, images.data, context)
+        broadcast, state = result.update, result.state
+        updates.append(broadcast)
+    return updates
 
 
 def good_update() -> Tensors:
@@ -205,6 +214,25 @@ def coordinator() -> Iterator[FakeCoordinator]:
 def harness(coordinator: FakeCoordinator, images: OwnImages, tmp_path: Path) -> Iterator[WorkerHarness]:
     with WorkerClient(coordinator.url, TOKEN, retry=QUICK) as client:
         yield WorkerHarness(coordinator, tmp_path, images, client)
+
+
+@pytest.fixture
+def many_heartbeats(harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make trainings report each step, and wait after the first one for a heartbeat with its progress."""
+    report = lease.Lease.report
+
+    def is_known() -> bool:
+        return any(beat.progress and beat.progress.phase == "training" for beat in harness.coordinator.heartbeats)
+
+    def report_and_wait(self: lease.Lease, progress: Progress) -> None:
+        report(self, progress)
+        if progress.phase == "training":
+            wait_until(is_known)
+
+    monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(lease, "_REPORTS_PER_LEASE", 6000)
+    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # with every step, however quickly it trains
+    monkeypatch.setattr(lease.Lease, "report", report_and_wait)
 
 
 @pytest.fixture

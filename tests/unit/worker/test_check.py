@@ -51,7 +51,11 @@ def server() -> Iterator[Answers]:
 
 @pytest.fixture(autouse=True)
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with 60 grey images of two classes. No environment variable of a worker or a proxy is set."""
+    """Return a folder with 60 grey images of two classes. No environment variable of a worker or a proxy is set.
+
+    Steps are timed over fewer than in practice.
+    """
+    monkeypatch.setattr(trial, "NUM_STEPS", 4)
     for name in ("COORDINATOR", "TOKEN", "TOKEN_FILE", "ENROLMENT_TOKEN", "POLICY", "LABELS", "DATA", "STATE"):
         monkeypatch.delenv(f"FEDSSL_WORKER_{name}", raising=False)
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):

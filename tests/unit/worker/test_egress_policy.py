@@ -8,11 +8,9 @@ import pytest
 from fedssl.artifacts.header import file_bytes
 from fedssl.artifacts.store import digest_of
 from fedssl.artifacts.tensors import save_tensors
-from fedssl.engine import local
 from fedssl.engine.secure_sums import context_of, tensors_sent
 from fedssl.methods import METHODS
 from fedssl.protocol.work import CheckNumbers, WorkItem
-from fedssl_worker import lease
 from fedssl_worker.disclosure.ledger import Ledger
 from fedssl_worker.disclosure.policy import NotPermitted, PolicyError
 
@@ -61,13 +59,9 @@ def test_permitted_work_is_done_and_only_permitted_numbers_leave(harness: Worker
     assert next(body for body in reversed(harness.ledger()) if body["kind"] == "intent")["reported"] == ["loss"]
 
 
-def test_heartbeats_do_not_contain_a_loss_that_the_policy_withholds(
-    harness: WorkerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 0.01)
-    monkeypatch.setattr(lease, "_REPORTS_PER_LEASE", 6000)
-    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # with every step, however quickly it trains
-    harness.offer(make_spec(training={"batch_size": 8, "local_epochs": 30}), 1)
+@pytest.mark.usefixtures("many_heartbeats")
+def test_heartbeats_do_not_contain_a_loss_that_the_policy_withholds(harness: WorkerHarness) -> None:
+    harness.offer(make_spec(), 1)
     harness.restart(harness.write_policy(*WEIGHTS)).step()
     told = [beat.progress for beat in harness.coordinator.heartbeats if beat.progress is not None]
     assert any(progress.phase == "training" for progress in told)

@@ -23,6 +23,7 @@ from fedssl_worker.bootstrap import EXIT_REFUSED, run_worker
 from fedssl_worker.files import exclusive_folder
 from fedssl_worker.main import app
 from fedssl_worker.settings import Settings, SettingsError, read_settings
+from support.preloaded import Forked, preloaded
 from support.waiting import wait_until
 
 from .conftest import WorkerHarness, make_spec, write_images
@@ -108,7 +109,7 @@ def test_a_refused_worker_logs_the_reason(coordinator: FakeCoordinator, tmp_path
 
 
 @contextmanager
-def unhealthy_worker(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def unhealthy_worker(coordinator: FakeCoordinator, folder: Path, **variables: str) -> Iterator[Forked]:
     """Yield a worker as compose starts it. It has a liveness file, and keeps running if it cannot work."""
     variables = {
         "FEDSSL_WORKER_COORDINATOR": coordinator.url,
@@ -117,10 +118,11 @@ def unhealthy_worker(coordinator: FakeCoordinator, folder: Path, **variables: st
         "FEDSSL_WORKER_TOKEN": TOKEN,
         "FEDSSL_LIVENESS_FILE": str(folder / "alive"),
         "FEDSSL_STAY_UNHEALTHY": "true",
+        "OMP_NUM_THREADS": "1",
         **variables,
     }
-    command = [sys.executable, "-m", "fedssl_worker", "run"]
-    process = subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.PIPE, text=True)
+    with (folder / "log").open("wb") as log:
+        process = preloaded().start("fedssl_worker", ["run"], os.environ | variables, log)
     try:
         yield process
     finally:
@@ -128,14 +130,9 @@ def unhealthy_worker(coordinator: FakeCoordinator, folder: Path, **variables: st
         process.wait()
 
 
-def output_until_unhealthy(process: subprocess.Popen[str]) -> str:
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if "then start the worker again" in line:
-            break
-    return "".join(lines)
+def output_until_unhealthy(folder: Path) -> str:
+    wait_until(lambda: "then start the worker again" in (folder / "log").read_text(), 60)
+    return (folder / "log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_a_worker_keeps_running_unready_after_an_error_that_a_restart_would_repe
     coordinator: FakeCoordinator, tmp_path: Path, variable: str, value: str, reason: str
 ) -> None:
     with unhealthy_worker(coordinator, tmp_path, **{variable: value}) as process:
-        output = output_until_unhealthy(process)
+        output = output_until_unhealthy(tmp_path)
         found = why_not_ready(tmp_path / "alive")
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
@@ -189,7 +186,7 @@ def test_a_worker_is_ready_while_the_coordinator_answers(coordinator: FakeCoordi
             raise Refusal("unauthenticated", 401, "The token was revoked: ask the operator for a new one.")
 
         coordinator.before = revoke
-        assert "ask the operator for a new one" in output_until_unhealthy(process)
+        assert "ask the operator for a new one" in output_until_unhealthy(tmp_path)
         assert "ask the operator for a new one" in (why_not_ready(alive) or "")
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == EXIT_REFUSED

@@ -10,9 +10,8 @@ import torch
 from pydantic import ValidationError
 from pynvml import NVMLError_NotSupported
 
-from fedssl.engine import local
 from fedssl.protocol.work import Heartbeat, Resources
-from fedssl_worker import lease, resources
+from fedssl_worker import resources
 from fedssl_worker.disclosure.policy import PolicyEnforcer
 
 from .conftest import WorkerHarness, make_item, make_spec
@@ -23,16 +22,13 @@ WEIGHTS = ("[[allow]]", 'artifact = "weights"', 'methods = ["*"]')
 
 
 @pytest.fixture(autouse=True)
-def _many_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "_PROGRESS_SECONDS", 0.01)
-    monkeypatch.setattr(lease, "_REPORTS_PER_LEASE", 6000)
-    monkeypatch.setattr(local, "PROGRESS_SECONDS", 0.0)  # with every step, however quickly it trains
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedssl_worker.agent.measured_resources", lambda: MEASURED)
 
 
 def trained(harness: WorkerHarness, policy: Path | None = None) -> list[Heartbeat]:
     """Return the heartbeats of one training."""
-    harness.offer(make_spec(training={"batch_size": 8, "local_epochs": 30}), 1)
+    harness.offer(make_spec(), 1)
     harness.restart(policy).step()
     assert len(harness.coordinator.submissions) == 1
     heartbeats = [beat for beat in harness.coordinator.heartbeats if beat.progress is not None]
@@ -40,17 +36,20 @@ def trained(harness: WorkerHarness, policy: Path | None = None) -> list[Heartbea
     return heartbeats
 
 
+@pytest.mark.usefixtures("many_heartbeats")
 def test_heartbeats_report_the_resources_of_the_process(harness: WorkerHarness) -> None:
     harness.coordinator.takes_resources = True
     heartbeats = trained(harness)
     assert [beat.resources for beat in heartbeats] == [MEASURED] * len(heartbeats)
 
 
+@pytest.mark.usefixtures("many_heartbeats")
 def test_resources_are_not_sent_to_an_older_coordinator(harness: WorkerHarness) -> None:
     heartbeats = trained(harness)
     assert all("resources" not in beat.model_fields_set for beat in heartbeats)
 
 
+@pytest.mark.usefixtures("many_heartbeats")
 def test_a_heartbeat_that_an_older_process_refuses_is_sent_without_resources(harness: WorkerHarness) -> None:
     """During an upgrade, the process that answers the claim and the one that answers the heartbeat may differ in
     version."""
@@ -69,7 +68,7 @@ def test_a_heartbeat_that_an_older_process_refuses_is_sent_without_resources(har
     assert harness.coordinator.declined == []
 
 
-@pytest.mark.full(but=1)
+@pytest.mark.usefixtures("many_heartbeats")
 @pytest.mark.parametrize(
     ("allow", "expected"),
     [

@@ -114,13 +114,14 @@ def _parse_yaml(text: str, name: str) -> Any:
     import yaml
 
     try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = yaml.SafeLoader(text)
+        tree = loader.get_single_node()
         if tree is not None and (twice := _repeated_key(tree, set())) is not None:
             raise SpecError(f"{name}: the key {twice.value} is given twice, again in line {twice.start_mark.line + 1}")
         if tree is not None and _num_values(tree, {}) > _MAX_YAML_VALUES:
             raise SpecError(f"{name} has more than {_MAX_YAML_VALUES:,} values, if each alias is written out")
-        return {} if tree is None else yaml.safe_load(text)
-    except ValueError:  # safe_load reads dates, and int() 4300 digits at most
+        return {} if tree is None else loader.construct_document(tree)
+    except ValueError:  # the loader reads dates, and int() 4300 digits at most
         raise SpecError(f"{name} is not valid YAML: a date does not exist, or a number has too many digits") from None
     except (yaml.YAMLError, RecursionError) as error:
         place = getattr(error, "problem_mark", None)

@@ -118,6 +118,7 @@ def test_the_onnx_graph_has_encoder_and_classifier_in_one_file(working_folder: P
     assert found[0] == pytest.approx([float(line["p_a, b"]), float(line["p_path"])], abs=1e-5)
 
 
+@pytest.mark.full
 def test_the_script_in_the_documentation_gives_the_same_probabilities(
     working_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
