@@ -1,6 +1,7 @@
 """Fixtures for all tests that need servers: coordinators, a real Postgres and a real Redis-protocol server."""
 
 import argparse
+import functools
 import gc
 import logging
 import os
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+import typer.testing
 
 from fedssl_coordinator.core.logs import CHATTY
 
@@ -32,6 +34,9 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 *_processors, _ = structlog.get_config()["processors"]
 _renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*_processors, _renderer])
+
+# A command is built once, not for each of its calls.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # The longest files come first: if a long one started last, the other test processes would be idle meanwhile.
 LONGEST = (

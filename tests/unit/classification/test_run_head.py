@@ -75,6 +75,7 @@ def test_images_are_classified_by_the_runs_classifier(run: Path) -> None:
     assert Path("again.csv").read_bytes() == Path("predictions.csv").read_bytes()
 
 
+@pytest.mark.full
 def test_the_runs_classifier_is_exported_with_the_encoder(run: Path) -> None:
     found = output_of("export", "probe", "--to", "onnx", "--head", "probe")
     assert found["file"] == "probe/classifier.onnx"

@@ -4,7 +4,7 @@ The meta device also refuses tensors of two devices in one operation, and shows 
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -133,8 +133,8 @@ def test_an_epoch_does_not_wait_for_the_device_and_copies_only_its_order(
     assert copies.seen == [(len(data),)] * (1 + len(streams))
 
 
-def _distillations() -> dict[str, tuple[Distillation, Context]]:
-    flesd, fedca = context(method_spec("flesd"), 1), context(method_spec("fedca"), 0)
+def _similarity_distillation() -> tuple[Distillation, Context]:
+    flesd = context(method_spec("flesd"), 1)
     assert isinstance(flesd.spec.method.reducer, DistillationConfig)  # type: ignore[attr-defined]
     representations = torch.randn(128, 8, generator=torch.Generator().manual_seed(0)).to(META)
     student = SimilarityDistillation(
@@ -142,15 +142,21 @@ def _distillations() -> dict[str, tuple[Distillation, Context]]:
         Ensemble([representations, representations], "representations-f32", 128),
         start(flesd.spec).broadcast,
     )
+    return student, flesd
+
+
+def _base_training() -> tuple[Distillation, Context]:
+    fedca = context(method_spec("fedca"), 0)
     network = training(fedca.spec).modules
     online = torch.nn.ModuleDict({part: network[part] for part in ("encoder", "projector")})
-    base = BaseTraining(online, 1, 0.1, fedca.spec.training.optimizer)
-    return {"flesd": (student, flesd), "fedca": (base, fedca)}
+    return BaseTraining(online, 1, 0.1, fedca.spec.training.optimizer), fedca
 
 
-@pytest.mark.parametrize("name", ["flesd", "fedca"])
-def test_an_epoch_on_public_images_does_not_wait_for_the_device(name: str, on_meta: pytest.MonkeyPatch) -> None:
-    task, ctx = _distillations()[name]
+@pytest.mark.parametrize("make", [_similarity_distillation, _base_training], ids=["flesd", "fedca"])
+def test_an_epoch_on_public_images_does_not_wait_for_the_device(
+    make: Callable[[], tuple[Distillation, Context]], on_meta: pytest.MonkeyPatch
+) -> None:
+    task, ctx = make()
     modules = task.build(ctx)
     on_meta.setattr(torch, "Generator", _Generator)
     modules.to(META)

@@ -1,5 +1,6 @@
 """The moving average of the global encoder: its numbers, how it is kept, and which specs refuse it."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ def _spec(method: str = "fedsimclr", **changes: Any) -> RunSpec:
     return method_spec(method, aggregation=aggregation, num_rounds=changes.pop("num_rounds", 3), **changes)
 
 
-def _rounds(spec: RunSpec) -> tuple[list[dict[str, torch.Tensor]], Result]:
+@functools.cache
+def _rounds() -> tuple[list[dict[str, torch.Tensor]], Result]:
     """Return the global weights after each round of a run without the average, and the result of the run with it."""
+    spec = _spec()
     plain = spec.model_copy(update={"aggregation": spec.aggregation.model_copy(update={"encoder_average": None})})
     runs = (plain.model_copy(update={"num_rounds": number}) for number in range(1, spec.num_rounds + 1))
     return [simulate(each, shards(spec)).model for each in runs], simulate(spec, shards(spec))
@@ -34,7 +37,7 @@ def _rounds(spec: RunSpec) -> tuple[list[dict[str, torch.Tensor]], Result]:
 
 def test_the_average_covers_all_rounds_and_does_not_change_local_training() -> None:
     """In float64, over three rounds: a1 = x1, a2 = (3 a1 + x2) / 4, a3 = (3 a2 + x3) / 4."""
-    rounds, result = _rounds(_spec())
+    rounds, result = _rounds()
     for name, tensor in result.model.items():
         values = [each[name] for each in rounds]
         if not name.startswith("encoder.") or not tensor.is_floating_point():
@@ -50,7 +53,7 @@ def test_the_average_covers_all_rounds_and_does_not_change_local_training() -> N
 
 
 def test_torchs_averaged_model_gives_the_same_weights() -> None:
-    rounds, result = _rounds(_spec())
+    rounds, result = _rounds()
     name = next(name for name in result.model if name.startswith("encoder.") and name.endswith("conv.weight"))
     layer = torch.nn.Linear(1, 1)
     layer.weight = torch.nn.Parameter(rounds[0][name])

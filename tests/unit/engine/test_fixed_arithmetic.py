@@ -144,7 +144,8 @@ def test_a_round_out_of_range_is_skipped_and_no_client_continues_from_it(monkeyp
     assert result.client_states == {}
 
 
-@pytest.mark.parametrize("name", ["fedema", "fedrlc", "orchestra", "scaffold"])
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("name", ["scaffold", "orchestra", "fedema", "fedrlc"])
 def test_a_simulation_ends_with_the_loss_of_float_arithmetic(name: str) -> None:
     fixed, plain = (simulate(spec, shards(spec)).history[-1].loss for spec in (_fixed(name), method_spec(name)))
     assert plain is not None

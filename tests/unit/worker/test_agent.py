@@ -468,7 +468,7 @@ def _scaled(harness: WorkerHarness, factor: float) -> Tensors:
 
 
 def test_a_diverged_training_is_declined_and_leaves_no_state(harness: WorkerHarness) -> None:
-    spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
+    spec = make_spec(training={"batch_size": 8, "local_epochs": 3, "optimizer": {"learning_rate": 100.0}})
     harness.offer(spec, 1, _scaled(harness, 1e30))
     assert "learning_rate" in decline_reason(harness)
     assert not list((harness.folder / "runs").glob("*/*"))

@@ -72,7 +72,7 @@ def test_work_for_another_version_of_timm_is_declined_before_anything_is_fetched
 
 
 def test_the_cause_of_divergence_is_the_spec(harness: WorkerHarness) -> None:
-    spec = make_spec(training={"batch_size": 8, "local_epochs": 30, "optimizer": {"learning_rate": 100.0}})
+    spec = make_spec(training={"batch_size": 8, "local_epochs": 3, "optimizer": {"learning_rate": 100.0}})
     harness.offer(spec, 1, _scaled(harness, 1e30))
     assert _cause(harness) == Cause.SPEC
 

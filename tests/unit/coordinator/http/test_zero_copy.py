@@ -102,11 +102,11 @@ def test_callers_receive_the_part_of_the_file_and_the_connection_stays_open(
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert b"content-length: %d\r\n" % COUNT in head
                 await asyncio.sleep(100 * pause_seconds)
-                body = b""
+                body = bytearray()
                 while len(body) < COUNT:
                     body += await reader.read(COUNT - len(body))
                     await asyncio.sleep(pause_seconds)
-                received.append(body)
+                received.append(bytes(body))
             writer.close()
         return received
 
