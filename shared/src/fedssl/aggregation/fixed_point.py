@@ -307,7 +307,8 @@ class FixedPointSum:
         sizes = [like[name].numel() for name in halves]
         for name, piece in zip(halves, torch.split(_unpaired(pairs, sum(sizes)), sizes), strict=True):
             self._words[name] = piece.view(like[name].shape)
-        self._like = {name: torch.empty_like(tensor, device="meta") for name, tensor in like.items()}
+        # empty_like of a tensor that is on this device already would import sympy, which takes a second and 35 MB
+        self._like = {name: torch.empty(each.shape, dtype=each.dtype, device="meta") for name, each in like.items()}
         self._count, self._weight = num_clients, int(weight)
         self._require_room()
         return rest

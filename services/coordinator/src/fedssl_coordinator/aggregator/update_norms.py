@@ -21,10 +21,8 @@ def record_norms(session: Session, run: Run, round_number: int, accepted: Sequen
     """Record the metrics of each client, an event per update that was clipped or is unusual, and reject the assignments
     whose updates were left out: their clients continue from the state before this round."""
     alarms = find_unusual(_numbers(norms, accepted), _history(session, run, round_number, accepted))
-    for name in MEASURES:
-        values = {client: found[name] for client, found in norms.measures.items() if name in found}
-        if values:
-            round_metrics.add(session, run.id, round_number, name, values)
+    if norms.measures:
+        round_metrics.add(session, run.id, round_number, MEASURES, norms.measures)
     rows = {row.client_id: row for row in accepted}
     for client_id, why in sorted(norms.clipped.items()):
         message = f"{client_id}: the update was scaled down: {why}"
@@ -80,6 +78,8 @@ def _history(
     session: Session, run: Run, round_number: int, accepted: Sequence[Assignment]
 ) -> dict[str, list[dict[str, float]]]:
     """Return what was measured of the clients' updates that were used in the last rounds before this one."""
+    if round_number == 1:
+        return {}
     clients = [row.client_id for row in accepted]
     first = round_number - MOST_ROUNDS
     by_round: dict[tuple[str, int], dict[str, float]] = {}

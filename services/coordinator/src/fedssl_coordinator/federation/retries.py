@@ -58,6 +58,8 @@ def due(table: type[Row]) -> ColumnElement[bool]:
 
 def may_begin(session: Session, row: Row) -> bool:
     """Return whether the computation may be tried now, by the database's clock."""
+    if row.retry_at is None:
+        return True
     table = type(row)
     return bool(session.scalar(select(due(table)).where(table.id == row.id)))
 

@@ -22,10 +22,11 @@ def get(session: Session, client_id: str) -> Client | None:
     return session.get(Client, client_id)
 
 
-def get_or_create(session: Session, client_id: str, project: str) -> Client | None:
-    """Return a client, which is added to the project if it is new, or None if the caller may not know it."""
+def locked_or_created(session: Session, client_id: str, project: str) -> Client | None:
+    """Return a client, locked as by `locked`, or None if the caller may not know it. It is added to the project if it
+    is new."""
     session.execute(insert(Client).values(id=client_id, project=project).on_conflict_do_nothing())
-    return session.get(Client, client_id)
+    return session.get(Client, client_id, with_for_update={"key_share": True}, populate_existing=True)
 
 
 def locked(session: Session, client_id: str) -> Client:
@@ -82,6 +83,8 @@ def eligible(session: Session, project: str, names: Sequence[str] | None) -> lis
 
     Clients that are offline at the moment are included: otherwise a run's result would depend on chance.
     """
+    if names is not None and not names:
+        return []
     statement = select(Client.id).where(
         Client.project == project, Client.registered_at.is_not(None), Client.revoked_at.is_(None)
     )

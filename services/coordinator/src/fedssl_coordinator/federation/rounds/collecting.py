@@ -31,14 +31,18 @@ def check_open_round(session: Session, run: Run, current: Round, spec: RunSpec, 
     is_over = is_overdue or has_enough
     _end_lost(session, current, offer_again=not is_over)
     claims = repository.claims(session, current.id)
-    if repository.has_live(session, current.id) and not is_over:
+    is_live = repository.has_live(session, current.id)
+    if is_live and not is_over:
         if claims:
             return _check_inputs(session, run, current, checked) or _answer_claims(session, run, current, claims)
         _forget_failures(session, run)
         return Step.WAIT
     # If no assignment is live, no further update can be accepted, so the count below is final.
-    late = f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
-    end_live(session, current, late if has_enough else "the round's deadline has passed")
+    if is_live:
+        late = (
+            f"the round closed with the first {current.num_wanted} updates: this client's came too late and is not used"
+        )
+        end_live(session, current, late if has_enough else "the round's deadline has passed")
     rows = repository.assignments(session, [current.id])
     members = {row.client_id for row in rows}
     accepted = {row.client_id for row in rows if row.state == AssignmentState.ACCEPTED}

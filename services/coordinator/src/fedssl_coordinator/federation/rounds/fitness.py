@@ -26,6 +26,8 @@ _CLIENTS_SHOWN = 5
 
 def unfit(session: Session, spec: RunSpec, method_version: int, names: Sequence[str]) -> dict[str, str]:
     """Return the clients that cannot take part in a run, with the reason."""
+    if not names:
+        return {}
     found = {row.client_id: _reason(row, spec, method_version) for row in clients.registrations(session, names)}
     if spec.secure_aggregation is not None:
         found |= {name: found.get(name) or why for name, why in _unidentified(session, names).items()}

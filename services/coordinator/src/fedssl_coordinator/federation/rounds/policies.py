@@ -23,6 +23,8 @@ def refusals(session: Session, run: Run, spec: RunSpec, names: Sequence[str]) ->
 
 def refused(session: Session, plan: ArtifactPlan, spec: RunSpec, names: Sequence[str]) -> dict[str, str]:
     """Return the clients whose policy refuses the updates of such a run, with the reason."""
+    if not names:
+        return {}
     found: dict[str, str] = {}
     for policy, client_ids in clients.policies(session, names):
         if (why := policy.too_long or refusal(policy, spec, plan)) is not None:

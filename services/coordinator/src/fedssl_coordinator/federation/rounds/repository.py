@@ -1,10 +1,11 @@
 """Reads and writes rounds and assignments."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Uuid, bindparam, func, literal, or_, select, tuple_
+from sqlalchemy import Interval, Uuid, bindparam, func, insert, literal, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
@@ -159,19 +160,14 @@ def open_round(
 def offer(session: Session, row: Round, attempts: Mapping[str, int], pauses: Mapping[str, float] | None = None) -> None:
     """Offer the round to clients, each with the number of its attempt, and after its pause in seconds if it has one."""
     later = pauses or {}
-    session.add_all(
-        Assignment(
-            run_id=row.run_id,
-            round_id=row.id,
-            round_number=row.number,
-            client_id=client_id,
-            attempt=attempt,
-            state=AssignmentState.OFFERED,
-            offered_at=from_now(later.get(client_id, 0)),
-        )
+    about = {"run_id": row.run_id, "round_id": row.id, "round_number": row.number, "state": AssignmentState.OFFERED}
+    offered_at = func.now() + bindparam("pause", type_=Interval)
+    offers = [
+        {**about, "client_id": client_id, "attempt": attempt, "pause": timedelta(seconds=later.get(client_id, 0))}
         for client_id, attempt in attempts.items()
-    )
-    session.flush()
+    ]
+    if offers:
+        session.execute(insert(table_of(Assignment)).values(offered_at=offered_at), offers)
 
 
 def extend(session: Session, row: Round, deadline_seconds: float, *, next_attempt: bool) -> None:

@@ -41,15 +41,26 @@ def insert(session: Session, run_id: UUID, round_number: int, client_id: str | N
         session.execute(postgresql.insert(Metric), rows)
 
 
-def add(session: Session, run_id: UUID, round_number: int, name: str, by_client: Mapping[str, float]) -> None:
-    """Set one metric of several clients, if it is finite, in addition to the metrics that they sent themselves."""
-    about = {"run_id": run_id, "round_number": round_number, "name": name}
-    session.execute(delete(Metric).filter_by(**about).where(among(Metric.client_id, list(by_client))))
-    finite = [client for client in sorted(by_client) if math.isfinite(by_client[client])]
-    if finite:
-        session.execute(
-            postgresql.insert(Metric), [{**about, "client_id": client, "value": by_client[client]} for client in finite]
-        )
+def add(
+    session: Session,
+    run_id: UUID,
+    round_number: int,
+    names: Sequence[str],
+    by_client: Mapping[str, Mapping[str, float]],
+) -> None:
+    """Set the metrics `names` of several clients to their finite values, in addition to those that they sent
+    themselves."""
+    about = {"run_id": run_id, "round_number": round_number}
+    earlier = delete(Metric).filter_by(**about).where(Metric.name.in_(names), among(Metric.client_id, list(by_client)))
+    session.execute(earlier)
+    rows = [
+        {**about, "name": name, "client_id": client_id, "value": by_client[client_id][name]}
+        for name in names
+        for client_id in sorted(by_client)
+        if math.isfinite(by_client[client_id].get(name, math.nan))
+    ]
+    if rows:
+        session.execute(postgresql.insert(Metric), rows)
 
 
 def oldest_first(session: Session, run_id: UUID, name: str | None, limit: int, after: int) -> Sequence[Metric]:

@@ -1,6 +1,7 @@
 """Creates runs, changes their state, and shows them."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
@@ -14,7 +15,7 @@ from fedssl.protocol.work import Progress
 from fedssl.wording import plural
 from fedssl_coordinator.core import enqueue
 from fedssl_coordinator.core.audit import HAD_UPDATES, RUN_DELETED, record
-from fedssl_coordinator.core.models import Assignment, Round, Run
+from fedssl_coordinator.core.models import Assignment, DistillationJob, Round, Run
 from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.run_documents import spec_of
 from fedssl_coordinator.federation import retries, run_rows
@@ -69,7 +70,7 @@ def create(session: Session, request: RunCreate, idempotency_key: str | None) ->
         record(session, "run.start_differs", difference, run_id=run.id)
     if request.start:
         _start(session, run)
-    return show(session, run.id)
+    return _view(session, run, {}, None, None)
 
 
 def change(session: Session, run_id: UUID, verb: str) -> RunView:
@@ -153,16 +154,23 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
     """Return the full view of a run, with the assignments of its round if wanted. Raises ProblemError if it does not
     exist."""
     run = run_rows.require(session, run_id)
-    spec = spec_of(run)
     current, job = rounds.latest(session, run_id), distillation_jobs.unfinished(session, run_id)
+    view = None if current is None else round_views(session, [current], assignments=assignments)[0]
+    return _view(session, run, derived_reasons(session, [run]), view, job)
+
+
+def _view(
+    session: Session, run: Run, reasons: Mapping[UUID, str], current: RoundView | None, job: DistillationJob | None
+) -> RunView:
+    spec = spec_of(run)
     return RunView(
-        **summary(run, derived_reasons(session, [run])).model_dump(),
+        **summary(run, reasons).model_dump(),
         spec=spec,
         notes=run.notes,
         initial_model=run.initial_model or run.initial_broadcast,
         model=run.model or run.broadcast,
         server_state=run.server_state,
-        current_round=round_views(session, [current], assignments=assignments)[0] if current else None,
+        current_round=current,
         distillation=None if job is None else distillation.view(job),
         clients=(eligible := clients.eligible(session, run.project, spec.cohort.clients)),
         left_out=_left_out(session, run, spec, eligible),
@@ -172,10 +180,11 @@ def show(session: Session, run_id: UUID, *, assignments: bool = True) -> RunView
 def derived_reasons(session: Session, runs: Sequence[Run]) -> dict[UUID, str]:
     """Return why runs make no progress, if their rows do not state it: no aggregator is free, or clients declined
     or are absent."""
+    unexplained = [run for run in runs if run.reason is None]
     return {
-        **unseen.reasons(session, runs),
-        **declines.reasons(session, runs),
-        **unattended.reasons(session, runs),
+        **unseen.reasons(session, unexplained),
+        **declines.reasons(session, unexplained),
+        **unattended.reasons(session, unexplained),
     }
 
 
@@ -192,8 +201,8 @@ def round_views(session: Session, rows: Sequence[Round], *, assignments: bool = 
     members: dict[UUID, list[AssignmentView]] = {round_id: [] for round_id in ids}
     for assignment in rounds.assignments(session, ids) if assignments else ():
         members[assignment.round_id].append(assignment_view(assignment))
+    counts = {key: _counts(found) for key, found in members.items()} if assignments else rounds.counts(session, ids)
     is_secure = {run: run_rows.definition(session, run).spec.secure_aggregation for run in {row.run_id for row in rows}}
-    counts = rounds.counts(session, ids)
     secure = secure_rounds.views(session, [row.id for row in rows if is_secure[row.run_id]])
     return [
         RoundView(
@@ -213,6 +222,12 @@ def round_views(session: Session, rows: Sequence[Round], *, assignments: bool = 
         )
         for row in rows
     ]
+
+
+def _counts(assignments: Sequence[AssignmentView]) -> dict[AssignmentState, int]:
+    """Return the number of clients per state of their newest assignment, which is each client's last one here."""
+    newest = {each.client_id: each.state for each in assignments}
+    return dict(sorted(Counter(newest.values()).items()))
 
 
 def assignment_view(row: Assignment) -> AssignmentView:

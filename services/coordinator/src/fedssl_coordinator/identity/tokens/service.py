@@ -122,7 +122,6 @@ def _add(session: Session, token: Token, lifetime_seconds: int | None) -> TokenC
     token.secret_hash = hash_secret(secret)
     token.expires_at = repository.expiry(lifetime_seconds)
     repository.add(session, token)
-    session.refresh(token)  # refreshed, because the database's clock has set its times
     message = f"a token, {token.role}" + (f", for {token.client_id}" if token.client_id else "")
     record(session, "token.created", message, client_id=token.client_id, data={"token": str(token.id)})
     return TokenCreated(**view(token).model_dump(), secret=secret)
@@ -130,9 +129,9 @@ def _add(session: Session, token: Token, lifetime_seconds: int | None) -> TokenC
 
 def _require_usable(session: Session, client_id: str, project: str | None) -> Client:
     """Return a client, which is added to the project if it is new. Raises ProblemError if it cannot have a worker."""
-    if clients.get_or_create(session, client_id, project or projects.DEFAULT) is None:
+    client = clients.locked_or_created(session, client_id, project or projects.DEFAULT)
+    if client is None:
         raise ProblemError("conflict", f"the name {client_id} is taken: choose another name for the client")
-    client = clients.locked(session, client_id)
     if project not in (None, client.project):
         raise ProblemError("conflict", f"client {client_id} belongs to the project {client.project}, not to {project}")
     if client.revoked_at is not None:
