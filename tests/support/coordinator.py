@@ -21,6 +21,7 @@ from fedssl.protocol.policy import PolicyNotice
 from fedssl.protocol.views import TokenCreate
 from fedssl.protocol.work import Register
 from support.environment import coordinator_environment
+from support.openapi import api_document
 from support.tables import Tables
 
 # Most tests send more requests, and more with invalid tokens, than the limits allow.
@@ -64,7 +65,10 @@ class Coordinator:
         from fedssl_coordinator.http.server import ListenOptions, Server, server_config
         from fedssl_coordinator.identity.tokens import service
 
-        config = server_config(create_app(), ListenOptions(**{"host": "127.0.0.1", "port": 0, **self._listening}))
+        app = create_app()
+        # Generating the document takes seconds. A test compares the committed one with the code's.
+        app.openapi = api_document  # type: ignore[method-assign]
+        config = server_config(app, ListenOptions(**{"host": "127.0.0.1", "port": 0, **self._listening}))
         config.timeout_graceful_shutdown = 1
         self._server = Server(config)
         self._thread = threading.Thread(target=self._server.run)

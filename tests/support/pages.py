@@ -7,6 +7,7 @@ import httpx
 from fastapi.routing import APIRoute
 
 from fedssl_coordinator.dashboard.endpoints import PAGES
+from fedssl_coordinator.http.body_limit import SESSION_COOKIE
 from support.coordinator import Coordinator
 
 
@@ -36,6 +37,7 @@ class Browser:
 
     def __init__(self, coordinator: Coordinator, secret: str | None) -> None:
         self.http = coordinator.bare_http()
+        self._csrf: dict[str | None, str] = {}
         if secret is not None:
             answer = self.http.post("/sign-in", data={"token": secret})
             assert answer.status_code == 303, answer.text
@@ -51,10 +53,13 @@ class Browser:
 
     @property
     def csrf(self) -> str:
-        """Return the CSRF token that every form of this session contains."""
-        found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get("/runs").text)
-        assert found, "every page has the form that signs out"
-        return found[1]
+        """Return the CSRF token that every form of this session contains. A page is read once per session for it."""
+        session = self.http.cookies.get(SESSION_COOKIE)
+        if session not in self._csrf:
+            found = re.search(r'name="csrf" value="([0-9a-f]{64})"', self.get("/runs").text)
+            assert found, "every page has the form that signs out"
+            self._csrf[session] = found[1]
+        return self._csrf[session]
 
     def send(self, path: str, *, headers: dict[str, str] | None = None, **fields: str) -> httpx.Response:
         """Send a form with this session's CSRF token."""

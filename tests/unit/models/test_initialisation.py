@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedssl.models import build_encoder
@@ -43,3 +45,12 @@ def test_a_network_on_the_meta_device_has_the_tensors_of_one_with_weights(config
     assert {name: (t.shape, t.dtype) for name, t in found.items()} == {
         name: (t.shape, t.dtype) for name, t in expected.items()
     }
+
+
+def test_drawing_and_normalising_on_the_meta_device_computes_nothing() -> None:
+    """Either would import torch's compiler or sympy, for seconds."""
+    with _Calls() as calls, on_meta_device():
+        found = normalize(torch.randn(4, 3, generator=torch.Generator()), dim=1)
+
+    assert calls.names == {"aten.empty.memory_format"}
+    assert (found.shape, found.dtype, found.device.type) == ((4, 3), torch.float32, "meta")

