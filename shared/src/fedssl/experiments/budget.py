@@ -266,7 +266,7 @@ def training_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:
 
 
 def _tuning_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:
-    """Return the seconds of a cell's fine-tunings, whose steps are eager and in float32, whatever the training's are."""
+    """Return the seconds of a cell's fine-tunings. Their steps are eager and in float32, unlike those of training."""
     images = num_encoders(spec) * tuning_passes(cell, spec) / passes(spec.method).units
     if images == 0:
         return 0.0

@@ -117,8 +117,8 @@ def run_task(
     """Run a cell at every seed that is not finished, and store the results in `folder`.
 
     The results so far are stored after each seed, unless the folder has those of further seeds from before. Cells with
-    the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises the errors of a
-    run, of which FolderInUseError means that another command runs or measures it, and ResultsError as :func:`write_result`.
+    the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises FolderInUseError
+    if another command runs or measures one of them, the errors of a run, and ResultsError as :func:`write_result`.
     """
     found = CellResult(
         table=task.cell.table,
