@@ -133,7 +133,7 @@ def test_only_the_listed_states_are_final() -> None:
     assert ends == {
         Run: set(),  # a failed run may be resumed, a completed one continued
         Round: set(),  # the failed round of a resumed run is opened again
-        Assignment: {"rejected", "expired", "declined"},  # an accepted one may be lost or left out
+        Assignment: {"rejected", "expired"},  # an accepted one may be lost or left out, a declined one in a secure sum
         DistillationJob: {"completed", "failed", "cancelled"},
         Evaluation: {"completed"},  # the others may be requested again
         SiteEvaluation: {"completed"},  # the others may be requested again

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedssl.errors import ResultsError, SpecError
-from fedssl.experiments import pilot
+from fedssl.experiments import calibration, pilot
 from fedssl.experiments.budget import (
     Calibration,
     Fit,
@@ -20,7 +20,7 @@ from fedssl.experiments.budget import (
     num_evaluations,
     training_seconds,
 )
-from fedssl.experiments.costs import server_images, trained_images
+from fedssl.experiments.costs import passes, server_images, trained_images
 from fedssl.experiments.measures import tuning_passes
 from fedssl.experiments.overlays import changed
 from fedssl.experiments.papers import TableCell, select
@@ -155,6 +155,29 @@ def test_fine_tuning_costs_its_steps_and_its_tests() -> None:
     few = changed(cell.spec, {"evaluation": {"max_train": 1000, "max_test": 100}})
     assert tuning_passes(cell, few) == 3 * 200 * (10 + 100) + 2 * 4 * 100
     assert tuning_passes(cell, changed(cell.spec, {"evaluation": None})) == 0
+
+
+def test_fine_tuning_takes_the_time_of_eager_steps_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so on a GPU too, where the training takes captured steps in bfloat16."""
+    [cell] = select("ssd-1:SSD@cifar10-k10")
+    asked = list[str]()
+
+    def training_speed(spec: RunSpec, device: str) -> float:
+        asked.append(f"{spec.training.precision} {spec.training.gpu_steps}")
+        return {"bf16": 1000.0, "fp32": 100.0}[spec.training.precision]
+
+    monkeypatch.setattr(calibration, "training_speed", training_speed)
+    monkeypatch.setattr(calibration, "judging_seconds", lambda *_: 1.0)
+    speeds = Speeds("cuda")
+    seconds = [training_seconds(cell, cell.spec, speeds) for _ in range(2)]
+
+    images = trained_images(cell.spec, None)
+    assert images is not None
+    tuned = tuning_passes(cell, cell.spec) / passes(cell.spec.method).units
+    assert seconds == [pytest.approx(images / 1000 + tuned / 100)] * 2
+    assert asked == ["bf16 auto", "fp32 eager"], "each once"
+    parts = _parts(cell, cell.spec, Pilot(loading=0, judging=0, round=1), speeds)
+    assert parts.training == (cell.spec.num_rounds, pytest.approx(images / 1000))
 
 
 def test_the_estimate_without_a_pilot_does_not_keep_the_budget() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedssl.data import ImageData, load_dataset, save_npz
 from fedssl.data.datasets import DATA_VARIABLE
-from fedssl.errors import DataError, MethodError, ResultsError
+from fedssl.errors import DataError, FolderInUseError, MethodError, ResultsError
 from fedssl.experiments import measures, reproduction
 from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.measures import OnMeasuring
@@ -29,7 +29,7 @@ from fedssl.experiments.reproduction import (
     unfinished_seeds,
     write_result,
 )
-from fedssl.experiments.runs import SILENT, Calls, ComputeSettings, FinishedRun, find_finished
+from fedssl.experiments.runs import SILENT, Calls, ComputeSettings, FinishedRun, find_finished, locked_folder
 from fedssl.protocol.model import EncoderConfig
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import RESULT, write_json
@@ -367,6 +367,26 @@ def test_a_restart_trains_again_and_forgets_the_measures_and_the_device(
     assert again.device == "another GPU"
     assert runs.trained == [1, 1]
     assert not (folder / "measures.json").exists()
+
+
+def test_a_run_is_measured_by_one_command_at_a_time(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes that write the same file of measures can each find half of the other's, or lose their own."""
+    Runs(monkeypatch)
+    task, measured = tiny("fedx-1:SimCLR@cifar10", root), list[Path]()
+
+    def measure_cell(cell: Any, spec: Any, finished: Any, folder: Path, *_: Any) -> dict[str, float]:
+        with pytest.raises(FolderInUseError), locked_folder(folder):
+            pass
+        measured.append(folder)
+        return dict.fromkeys(cell.published, 1.0)
+
+    monkeypatch.setattr(reproduction, "measure_cell", measure_cell)
+    run(task, root, tmp_path)
+    with locked_folder(measured[0]), pytest.raises(FolderInUseError):
+        run(task, root, tmp_path)
+    assert len(measured) == 1
 
 
 def test_a_result_does_not_replace_seeds_that_were_written_meanwhile(tmp_path: Path) -> None:

@@ -277,8 +277,9 @@ class Agent:
                 raise
             log.info("assignment.already_ended", reason=str(error))
         ASSIGNMENTS.labels("declined").inc()
-        with suppress(OSError):  # a disk that cannot be written may be the reason; the next work removes what is left
-            self._executor.discard(item)
+        if item.spec.secure_aggregation is None:  # otherwise the vector may be in the sum; the next claim reports it
+            with suppress(OSError):  # a disk that cannot be written may be the reason
+                self._executor.discard(item)  # the next work removes what is left
         self._backoff.wait()
 
 

@@ -12,6 +12,7 @@ from fedssl.errors import ResultsError, SpecError
 from fedssl.experiments import calibration
 from fedssl.experiments.costs import num_images, passes, server_images, trained_images
 from fedssl.experiments.measures import tuning_passes
+from fedssl.experiments.overlays import changed
 from fedssl.experiments.papers import TableCell
 from fedssl.experiments.pilot import Pilot
 from fedssl.experiments.scaling import MIN_ROUNDS, NARROWER, Scale, scaled
@@ -101,8 +102,9 @@ def kept_fit(path: Path, make: Callable[[], Fit]) -> Fit:
 
 @dataclass(slots=True)
 class Speeds:
-    """This machine's speeds, each measured once per method, encoder and image size.
+    """This machine's speeds, each measured once per method, encoder, image size and precision.
 
+    The batch size, which only the scale of a budget changes, is that of the first spec: a pilot corrects the rest.
     `num_processes`: how many processes can train clients at the same time without slowing each other down.
     """
 
@@ -115,7 +117,9 @@ class Speeds:
     def training(self, spec: RunSpec) -> float:
         """Return images per second of local training."""
         method = spec.method
-        key = (method.name, *(add_on.name for add_on in method.add_ons), spec.model, spec.data.image_size)
+        is_eager = self.device != "cpu" and spec.training.gpu_steps == "eager"
+        kind = (spec.model, spec.data.image_size, spec.training.precision, is_eager)
+        key = (method.name, *(add_on.name for add_on in method.add_ons), *kind)
         if key not in self._training:
             self.on_measuring(f"how fast {method.name} trains {_called(spec.model.encoder)}")
             self._training[key] = calibration.training_speed(spec, self.device)
@@ -217,8 +221,7 @@ class _Parts:
 
 
 def _parts(cell: TableCell, spec: RunSpec, pilot: Pilot, speeds: Speeds) -> _Parts:
-    speed = max(speeds.training(spec), 1e-9)
-    tuning = _tuning_images(cell, spec) / speed
+    tuning = _tuning_seconds(cell, spec, speeds)
     estimated = max(training_seconds(cell, spec, speeds) - tuning, 1e-9)
     training = spec.num_rounds * pilot.round
     due = num_evaluations(spec)
@@ -258,13 +261,17 @@ def training_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:
     if trained is None:
         return math.inf
     at_once = min(speeds.num_processes, _clients_per_round(cell, spec))
-    images = trained / at_once + server_images(spec) + _tuning_images(cell, spec)
-    return images / max(speeds.training(spec), 1e-9)
+    images = trained / at_once + server_images(spec)
+    return images / max(speeds.training(spec), 1e-9) + _tuning_seconds(cell, spec, speeds)
 
 
-def _tuning_images(cell: TableCell, spec: RunSpec) -> float:
-    """Return the cost of a cell's fine-tunings, as the number of images whose training costs as much."""
-    return num_encoders(spec) * tuning_passes(cell, spec) / passes(spec.method).units
+def _tuning_seconds(cell: TableCell, spec: RunSpec, speeds: Speeds) -> float:
+    """Return the seconds of a cell's fine-tunings. Their steps are eager and in float32, unlike those of training."""
+    images = num_encoders(spec) * tuning_passes(cell, spec) / passes(spec.method).units
+    if images == 0:
+        return 0.0
+    exact = changed(spec, {"training": {"precision": "fp32", "gpu_steps": "eager"}})
+    return images / max(speeds.training(exact), 1e-9)
 
 
 def _clients_per_round(cell: TableCell, spec: RunSpec) -> int:

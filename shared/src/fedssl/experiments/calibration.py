@@ -106,7 +106,10 @@ def _quick(spec: RunSpec, device: str) -> RunSpec:
     # The speed does not depend on the weights, which may be registered with a coordinator only.
     # The images are noise in memory.
     values: Values = {
-        "training": {"local_epochs": 10_000, "gpu_steps": "recorded"},
+        "training": {
+            "local_epochs": 10_000,
+            "gpu_steps": "eager" if spec.training.gpu_steps == "eager" else "recorded",
+        },
         "model": {"initial": None},
         "data": {"cache_size": None},
     }

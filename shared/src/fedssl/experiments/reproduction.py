@@ -20,7 +20,7 @@ from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.measures import OnMeasuring, measure_cell
 from fedssl.experiments.overlays import Values, changed, differences
 from fedssl.experiments.papers import TableCell
-from fedssl.experiments.runs import Calls, ComputeSettings, clear, find_finished, run_in_folder
+from fedssl.experiments.runs import Calls, ComputeSettings, clear, find_finished, locked_folder, run_in_folder
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
@@ -117,8 +117,8 @@ def run_task(
     """Run a cell at every seed that is not finished, and store the results in `folder`.
 
     The results so far are stored after each seed, unless the folder has those of further seeds from before. Cells with
-    the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises the
-    errors of a run, and ResultsError as :func:`write_result`.
+    the same spec share their runs. With `restart`, finished and interrupted runs start again. Raises FolderInUseError
+    if another command runs or measures one of them, the errors of a run, and ResultsError as :func:`write_result`.
     """
     found = CellResult(
         table=task.cell.table,
@@ -138,20 +138,22 @@ def run_task(
         run = prepare(task.cell, _seeded(task.spec, seed), folder / RUNS, machine)
         if restart:
             clear(run.folder)
-        is_finished = find_finished(run.spec, run.folder) is not None
-        with display(run.spec) as calls:
-            finished = run_in_folder(
-                run.spec,
-                run.folder,
-                machine=machine,
-                calls=calls,
-                clients=run.clients,
-                public=run.public,
-                keep_clients=task.cell.keeps_clients,
-            )
-        devices.append(_kept_device(run.folder, device_name, is_finished=is_finished))
-        with measuring() as on_measuring:
-            measures = measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring)
+        with locked_folder(run.folder):  # until the measures are stored: another command would compute them as well
+            is_finished = find_finished(run.spec, run.folder) is not None
+            with display(run.spec) as calls:
+                finished = run_in_folder(
+                    run.spec,
+                    run.folder,
+                    machine=machine,
+                    calls=calls,
+                    clients=run.clients,
+                    public=run.public,
+                    keep_clients=task.cell.keeps_clients,
+                    is_locked=True,
+                )
+            devices.append(_kept_device(run.folder, device_name, is_finished=is_finished))
+            with measuring() as on_measuring:
+                measures = measure_cell(task.cell, run.spec, finished, run.folder, machine, on_measuring)
         found = replace(
             found,
             measured={name: (*values, measures[name]) for name, values in found.measured.items()},

@@ -1,7 +1,8 @@
 """Run one simulation in its own folder. It can be interrupted at any time and resumed; its results are kept."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,14 @@ def run_in_folder(
     clients: Mapping[str, ImageData | CachedData] | None = None,
     public: ImageData | None = None,
     keep_clients: bool = False,
+    is_locked: bool = False,
 ) -> FinishedRun:
     """Run or resume a simulation in `folder`; if it is finished, only read its results.
 
     Writes the models, the encoder (each client's, if clients send nothing), the spec, `history.json` and, last,
     `result.json`. `clients` and `public` are those of :func:`fedssl.simulation.simulate`. With `keep_clients` also
     `clients/CLIENT.safetensors`: the model of each client of the last round, as trained, before the models were
-    averaged.
+    averaged. `is_locked`: the caller has the folder in `locked_folder`.
 
     Raises ResultsError if the folder is another run's, its run had other images, or it has no clients' models although
     `keep_clients` asks for them, SpecError if it asks for them and clients send something other than weights,
@@ -140,10 +142,7 @@ def run_in_folder(
     spec = pinned(spec)
     if keep_clients:
         _require_weights(spec)
-    folder.mkdir(parents=True, exist_ok=True)  # with the usual permissions, not those that the lock would set
-    lock = FolderLock(folder, LOCK)
-    lock.acquire()
-    try:
+    with nullcontext() if is_locked else locked_folder(folder):
         stamp = files_stamp(spec, machine.data_root) if clients is None and public is None else ""
         checkpoint = FolderCheckpoint(folder / CHECKPOINT)
         if (finished := find_finished(spec, folder)) is not None:
@@ -180,6 +179,19 @@ def run_in_folder(
         finished = _write(result, folder, stamp)
         checkpoint.discard()
         return finished
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of results, so that no other command writes into it. The folder is created.
+
+    Raises FolderInUseError if another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)  # with the usual permissions, not those that the lock would set
+    lock = FolderLock(folder, LOCK)
+    lock.acquire()
+    try:
+        yield
     finally:
         lock.release()
         _remove_if_unused(folder)
@@ -267,9 +279,7 @@ def clear(folder: Path) -> None:
     """Remove a run's result and checkpoint, so that it starts again. Raises FolderInUseError if it is running."""
     if not folder.exists():
         return
-    lock = FolderLock(folder, LOCK)
-    lock.acquire()
-    try:
+    with locked_folder(folder):
         for name in (MEASURES, DEVICE, RESULT):  # the result last: without it, a new one would get the old measures
             (folder / name).unlink(missing_ok=True)
         if (folder / CHECKPOINT).is_dir():
@@ -277,8 +287,6 @@ def clear(folder: Path) -> None:
         shutil.rmtree(folder / CLIENTS, ignore_errors=True)
         for path in folder.glob("encoder-*.safetensors"):  # only a method that sends nothing would replace them
             path.unlink()
-    finally:
-        lock.release()
 
 
 def parse_result(document: Mapping[str, Any]) -> FinishedRun:

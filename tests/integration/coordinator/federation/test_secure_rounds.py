@@ -16,7 +16,7 @@ from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import Conflict, Gone, NotFound, Rejected
 from fedssl.protocol.policy import AllowRule
 from fedssl.protocol.runs import RunSpec
-from fedssl.protocol.secure_work import SecureConfirmation, SecureVector
+from fedssl.protocol.secure_work import SecureConfirmation, SecureReveals, SecureVector
 from fedssl.protocol.states import Outcome, RoundState
 from fedssl.protocol.work import Register, Submit
 from fedssl.secure_aggregation import wire
@@ -24,6 +24,8 @@ from fedssl.simulation import Result, simulate
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.rounds import closing
+from fedssl_worker.disclosure.egress import Egress
+from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.disclosure.ledger.verification import read_entries
 from support.coordinator import Coordinator
 from support.evaluated_runs import evaluated_spec, register_digits
@@ -46,8 +48,8 @@ OPEN_RULE = (AllowRule(artifact="weights", methods=("fedu",)),)
 EXPIRE = "UPDATE assignments SET lease_expires_at = now() - interval '1 s' WHERE client_id = %s"
 
 
-def _spec(num_rounds: int, *, secure: bool = True) -> RunSpec:
-    return method_spec("fedbyol", num_rounds=num_rounds, **FIXED, **(SECURE if secure else {}))
+def _spec(num_rounds: int, *, secure: bool = True, method: str = "fedbyol") -> RunSpec:
+    return method_spec(method, num_rounds=num_rounds, **FIXED, **(SECURE if secure else {}))
 
 
 def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
@@ -137,6 +139,28 @@ def test_a_worker_that_does_not_return_is_in_the_sum_only_if_its_vector_arrived(
     )
     view = coordinator.client.client("client-0")
     assert view.num_images is None
+
+
+def test_the_state_of_a_client_that_declines_after_its_vector_arrived_advances(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its update is in the sum: SCAFFOLD's global variate would otherwise differ from the mean of the clients' ones."""
+    workers = SecureWorkers(coordinator, tmp_path, _spec(2, method="scaffold"))
+    send = Egress.send_secure
+
+    def fail_once(self: Egress, item: Any, message: Any, *arguments: Any) -> None:
+        if (item.client_id, item.round_number) == (VICTIM, 1) and isinstance(message, SecureReveals):
+            raise LedgerError("the ledger cannot be written")
+        send(self, item, message, *arguments)
+
+    monkeypatch.setattr(Egress, "send_secure", fail_once)
+    workers.train()
+    [declined] = workers.events("assignment.declined")
+    assert (declined.client_id, declined.round_number) == (VICTIM, 1)
+    assert workers.events("client.state_lost") == []
+    assert [view.verdict for view in coordinator.client.rounds(workers.id)] == ["aggregated"] * 2
+    spec = _spec(2, secure=False, method="scaffold")
+    _assert_simulated(workers, simulate(spec, shards(spec)))
 
 
 @pytest.mark.full

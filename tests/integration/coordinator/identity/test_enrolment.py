@@ -161,6 +161,16 @@ def test_operators_enrol_new_clients_and_only_admins_replace_workers(coordinator
     assert _enrol(coordinator, again.secret, OTHER).token_id != token
 
 
+def test_a_workers_token_revokes_the_clients_unused_enrolment_token(coordinator: Coordinator) -> None:
+    """Otherwise the operator who created the enrolment token could become a client that has a worker."""
+    with _operator(coordinator) as operator:
+        enrolment, other = (operator.create_enrolment_token(client) for client in ("a", "b"))
+    coordinator.client.create_token("worker", client_id="a")
+    with pytest.raises(NotAuthenticated):
+        _enrol(coordinator, enrolment.secret, ONE)
+    assert _enrol(coordinator, other.secret, OTHER).client_id == "b"
+
+
 @contextmanager
 def _state(folder: Path) -> Iterator[Path]:
     with exclusive_folder(folder) as owned:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedssl.cli.compare.arguments import read_variants
+from fedssl.experiments.runs import locked_folder
 from support.commands import fedssl
 
 SPEC = """
@@ -151,6 +152,15 @@ def test_another_comparisons_folder_is_refused_unless_restart_is_given(spec: Pat
     assert refused.exit_code == 5
     assert "--restart" in refused.stderr
     assert anew.exit_code == 0, anew.output
+
+
+def test_a_second_comparison_in_the_same_folder_is_refused(spec: Path, tmp_path: Path) -> None:
+    """Its runs would fail because the first one trains them, and its table would replace the first one's."""
+    with locked_folder(tmp_path):
+        result = fedssl("compare", spec, "--out", tmp_path)
+    assert result.exit_code == 5
+    assert f"{tmp_path} is in use by process" in result.stderr
+    assert not (tmp_path / "comparison.json").exists()
 
 
 def test_if_every_run_fails_the_command_fails(spec: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fedssl.errors import MethodError
 from fedssl.experiments import budget
 from fedssl.experiments.papers import select
 from fedssl.experiments.reproduction import CellResult, Task
+from fedssl.experiments.scaling import Scale
 from fedssl.protocol.runs import RunSpec
 from support.commands import fedssl
 
@@ -88,6 +89,26 @@ def test_a_plan_is_not_reused_for_other_settings(root: Path, tmp_path: Path, fas
     asked += ("--set", "model.encoder.name=convnet")  # so few images of a ResNet would fit into the budget too
     said = [fedssl(*asked, "--set", f"seed={seed}").stderr for seed in (1, 1, 2)]
     assert ["measuring the first rounds" in text for text in said] == [True, False, True]
+
+
+def test_a_plan_is_made_again_for_other_processes_or_threads(
+    root: Path, tmp_path: Path, fast: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, inside = list[tuple[int, str]](), list[str]()
+    asked = ("reproduce", "fedx-1:SimCLR@cifar10", "--budget", "5m", "--data-folder", root, "--out", tmp_path)
+
+    def calibrated_fit(cells: object, seconds: object, seeds: object, speeds: budget.Speeds, *_: object) -> budget.Fit:
+        made.append((speeds.num_processes, speeds.device))
+        if len(made) == 1:
+            inside.append(fedssl(*asked, "--dry-run").stderr)  # the same command at the same time
+        return budget.Fit(Scale(images=0.1), (0,), 10.0)
+
+    monkeypatch.setattr(steps, "calibrated_fit", calibrated_fit)
+    monkeypatch.setattr(steps, "num_usable_cores", lambda: 4)
+    for options in ((), (), ("--jobs", "2"), ("--jobs", "2"), ("--jobs", "2", "--threads", "2"), ("--threads", "2")):
+        assert fedssl(*asked, "--dry-run", *options).exit_code == 0
+    assert [processes for processes, _ in made] == [1, 2, 2, 1]
+    assert "is in use by process" in inside[0]
 
 
 def test_results_of_other_seeds_are_not_replaced(root: Path, tmp_path: Path, fast: None) -> None:

@@ -68,6 +68,7 @@ TRANSITIONS: MappingProxyType[type[Row], Changes] = MappingProxyType(
                 (A.LEASED, A.SUBMITTED): "assignment.submitted",
                 (A.LEASED, A.EXPIRED): "assignment.expired",
                 (A.LEASED, A.DECLINED): "assignment.declined",
+                (A.DECLINED, A.SUBMITTED): "assignment.submitted",  # a masked vector that is in the sum nevertheless
                 (A.SUBMITTED, A.ACCEPTED): "assignment.accepted",
                 (A.SUBMITTED, A.REJECTED): "assignment.rejected",
                 (A.SUBMITTED, A.EXPIRED): "assignment.expired",

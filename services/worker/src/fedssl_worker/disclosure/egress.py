@@ -229,7 +229,7 @@ class Egress:
         intent = self._ledger.append("intent", **about, **fields)
         num_sent = self._client.upload(message.update, masked, item.assignment_id)
         self.send_secure(item, message)
-        self._ledger.append("sent", **about, intent=intent.seq, sent_bytes=num_sent)
+        self._note_delivered(**about, intent=intent.seq, sent_bytes=num_sent)
 
     def send_secure(self, item: WorkItem, message: SecureMessage, sum_of: Mapping[str, Any] | None = None) -> None:
         """Send a message of secure aggregation. What it reveals is recorded in the ledger before. Raises ClientError,

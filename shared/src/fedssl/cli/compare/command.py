@@ -131,18 +131,19 @@ def compare(
         return
     datasets = {name for entry in entries if entry.spec is not None for name in datasets_of(entry.spec)}
     machine = prepare(device, threads, data_folder, datasets)
-    if restart:
-        for entry in entries:
-            runs.clear(entry.folder)
-    try:
-        with comparison_progress(entries) as watcher:
-            outcomes = comparison.run_all(entries, machine=machine, jobs=jobs, watcher=watcher)
-    except KeyboardInterrupt:
-        note("interrupted: run the same command again to keep what is finished and continue with the rest")
-        raise
-    lines = summary.summarise(entries, outcomes)
-    settings = comparison.settings_apart(entries)
-    report.write(folder, lines, entries, outcomes, settings)
+    with runs.locked_folder(folder):  # a second command would write its own table over this one's
+        if restart:
+            for entry in entries:
+                runs.clear(entry.folder)
+        try:
+            with comparison_progress(entries) as watcher:
+                outcomes = comparison.run_all(entries, machine=machine, jobs=jobs, watcher=watcher)
+        except KeyboardInterrupt:
+            note("interrupted: run the same command again to keep what is finished and continue with the rest")
+            raise
+        lines = summary.summarise(entries, outcomes)
+        settings = comparison.settings_apart(entries)
+        report.write(folder, lines, entries, outcomes, settings)
     report.show(folder, lines, entries, settings, output)
     if not any(line.seeds for line in lines):
         raise typer.Exit(1)

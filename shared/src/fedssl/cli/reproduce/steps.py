@@ -36,7 +36,7 @@ from fedssl.experiments.reproduction import (
     run_task,
     unfinished_seeds,
 )
-from fedssl.experiments.runs import ComputeSettings
+from fedssl.experiments.runs import ComputeSettings, locked_folder
 from fedssl.experiments.scaling import scaled
 from fedssl.protocol.explanation import explain
 from fedssl.protocol.runs import RunSpec
@@ -163,12 +163,14 @@ def _plan(
 ) -> Fit:
     """Return the largest scale that fits, and the seeds that fit.
 
-    The scale is kept in a file, so that the same command uses the same one when it is run again.
+    The scale is kept in a file, so that the same command uses the same one when it is run again. Raises
+    FolderInUseError if another process makes the same plan.
     """
-    asked = repr(([each.name for each in cells], seconds, request.seeds, speeds.device, list(request.changes)))
-    path = request.out / "plans" / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
-    if request.restart:
-        path.unlink(missing_ok=True)
+    asked: tuple[object, ...] = ([each.name for each in cells], seconds, request.seeds, speeds.device)
+    asked += (list(request.changes),)
+    if (at_once := (speeds.num_processes, request.threads)) != (1, 1):
+        asked += at_once
+    path = request.out / "plans" / f"{hashlib.sha256(repr(asked).encode()).hexdigest()[:16]}.json"
 
     def adapt(cell: TableCell, spec: RunSpec) -> RunSpec:
         return _changed(Task(cell, spec), request.changes).spec
@@ -180,7 +182,10 @@ def _plan(
         run = prepare(cell, seeded, request.out / RUNS, machine)
         return run_pilot(run.spec, machine, longest_seconds, run.clients, run.public)
 
-    found = kept_fit(path, lambda: calibrated_fit(cells, seconds, request.seeds, speeds, pilot, adapt))
+    with locked_folder(path.with_suffix("")):
+        if request.restart:
+            path.unlink(missing_ok=True)
+        found = kept_fit(path, lambda: calibrated_fit(cells, seconds, request.seeds, speeds, pilot, adapt))
     if (measured := found.calibration) is not None:
         note(f"measured for {duration(measured.measuring)}: training takes {measured.training:.2f} times the first "
              f"estimate, an evaluation {measured.judging:.2f} times")  # fmt: skip

@@ -276,10 +276,12 @@ _HAS_ALL_OR_ENOUGH = Statement(_has_all_or_enough())  # each update sends it
 
 
 def locked_live(
-    session: Session, *, round_id: UUID | None = None, client_id: str | None = None
+    session: Session, *, round_id: UUID | None = None, client_id: str | None = None, also: AssignmentState | None = None
 ) -> Sequence[Assignment]:
-    """Return the live assignments of a round or of a client, locked until the transaction ends."""
-    statement = select(Assignment).where(Assignment.state.in_(LIVE)).order_by(Assignment.client_id, Assignment.id)
+    """Return the live assignments of a round or of a client, and those in the state `also`, locked until the
+    transaction ends."""
+    states = LIVE if also is None else (*LIVE, also)
+    statement = select(Assignment).where(Assignment.state.in_(states)).order_by(Assignment.client_id, Assignment.id)
     if round_id is not None:
         statement = statement.where(Assignment.round_id == round_id)
     if client_id is not None:

@@ -54,17 +54,22 @@ def check_secure_round(session: Session, run: Run, current: Round, config: Secur
 
 
 def _accept_survivors(session: Session, current: Round, survivors: Sequence[str]) -> list[str]:
-    """Accept the masked vectors that are in the sum, and end the other assignments. Returns whose were accepted: a
-    client that has declined, or was revoked, since it sent its vector is in the sum, but its state does not advance."""
+    """Accept the masked vectors that are in the sum, and end the other assignments. Returns whose were accepted.
+
+    A client that has declined since it sent its vector is in the sum, so its state advances as well: otherwise
+    SCAFFOLD's global variate would no longer be the mean of the clients' ones. A revoked client never returns.
+    """
     vectors, accepted = secure_rounds.vectors(session, current.id), []
-    for row in repository.locked_live(session, round_id=current.id):
-        if row.client_id in survivors and row.state == AssignmentState.LEASED:
+    can_count = (AssignmentState.LEASED, AssignmentState.DECLINED)
+    for row in repository.locked_live(session, round_id=current.id, also=AssignmentState.DECLINED):
+        if row.client_id in survivors and row.state in can_count:
             data = {"update_digest": vectors[row.client_id]}
             submitted = Passed(AssignmentState.SUBMITTED, f"{row.client_id}: masked vector submitted", data)
             message = f"{row.client_id}: masked vector accepted"
             values: dict[str, Any] = {"update_digest": vectors[row.client_id], "closed_at": func.now()}
+            values |= {"reason": None, "cause": None}
             transition(session, row, AssignmentState.ACCEPTED, message, via=submitted, **values)
             accepted.append(row.client_id)
-        else:
+        elif row.state != AssignmentState.DECLINED:
             expire(session, row, "the sum is complete without this client")
     return accepted

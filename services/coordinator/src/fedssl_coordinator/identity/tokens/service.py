@@ -21,12 +21,16 @@ _MAX_SIGN_INS = 20  # per person; a further one ends the oldest
 
 
 def create(session: Session, request: TokenCreate) -> TokenCreated:
-    """Create a token, and the client of a worker's token if it is new. Only the result contains the secret."""
+    """Create a token, and the client of a worker's token if it is new. Only the result contains the secret.
+
+    A worker's token revokes an unused enrolment token of its client, which an operator may have created.
+    """
     if (request.role == "worker") != (request.client_id is not None):
         raise ProblemError("invalid-request", "client_id: a worker's token needs one, other tokens must not have one")
     project = projects.resolved(session, request.project)
     if request.client_id is not None:
         _require_usable(session, request.client_id, project)
+        repository.revoke_open_enrolments(session, request.client_id)
     token = Token(role=request.role, client_id=request.client_id, label=request.label)
     token.project = project if request.client_id is None else None
     return _add(session, token, request.lifetime_seconds)
