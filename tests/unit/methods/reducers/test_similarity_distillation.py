@@ -270,7 +270,7 @@ def _distilled(
 
 @pytest.mark.parametrize("skip", ["first_epoch", "every_epoch"])
 def test_a_whole_distillation_follows_the_equations(skip: str) -> None:
-    """Compare losses and weights after three epochs of five batches, the last of which is incomplete."""
+    """Compare losses and weights after three epochs of five batches; the last batch is incomplete."""
     optimizer = {"name": "adam", "learning_rate": 0.01, "weight_decay": 0.02}
     changes = {"num_epochs": 3, "skip": skip, "student_temperature": 0.2, "momentum": 0.8, "optimizer": optimizer}
     spec = _spec(reducer={**changes, "temperature": 0.1}, data=AS_THEY_ARE)

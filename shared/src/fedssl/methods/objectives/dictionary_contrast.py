@@ -47,6 +47,7 @@ from fedssl.methods.composition.streams import PUBLIC
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.training import OptimizerConfig
+from fedssl.unit_vectors import directions
 
 DICTIONARY, CLIENT_DICTIONARY, BASE = "dictionary", "client_dictionary", "base_encoder"
 
@@ -98,7 +99,7 @@ class DictionaryContrast(Objective):
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
         network = [modules[name] for name in (ENCODER, PROJECTOR) if name in modules]
         entries = embed_views(network, data, self.config.client_dictionary_size, CLIENT_DICTIONARY, ctx)
-        return {CLIENT_DICTIONARY: F.normalize(entries, dim=1)}
+        return {CLIENT_DICTIONARY: directions(entries)}
 
     @property
     def wire(self) -> Wire:
