@@ -13,10 +13,10 @@ trains f_base by SimCLR on the public images, and broadcasts it.
 Choices where memory is not enough, so published numbers are not to be expected: q and k are the online network's
 embeddings of the two views, both orders averaged, k without gradient. f is the encoder; the distance is Euclidean, and
 its mean is over as many public images as the batch has. f_base starts from the run's initial weights and trains with
-the run's optimiser, batch size and augmentation, at tau, for `num_base_epochs`. Each entry of a client is of one
-augmented view, as in training; images repeat if there are too few. Before the first round D is random, so the first
-round's loss is lower than the later ones'. Entries of clients that are not in the cohort stay in D until newer ones
-displace them: the newest come first, one of each client in turn.
+the run's optimiser at its learning rate, without its schedule, with the run's batch size and augmentation, at tau, for
+`num_base_epochs`. Each entry of a client is of one augmented view, as in training; images repeat if there are too few.
+Before the first round D is random, so the first round's loss is lower than the later ones'. Entries of clients that are
+not in the cohort stay in D until newer ones displace them: the newest come first, one of each client in turn.
 
 All negatives are in D, and D does not follow the queries: with a small D they may drift away from it together, and the
 loss then stays near log(1 + Q).
