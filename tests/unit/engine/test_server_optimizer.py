@@ -62,6 +62,19 @@ def test_momentum_carries_over_to_the_next_round() -> None:
         assert torch.equal(after.broadcast[name], expected)
 
 
+def test_two_rounds_of_fedadam_follow_its_equations_with_moments_that_carry_over() -> None:
+    """Every weight's mean moves by d = (10 * 0.5 + 30 * 0.25) / 40 in each round, and v starts from tau^2."""
+    first, *rounds = _two_rounds(_spec({"name": "fedadam", "learning_rate": 0.01, "beta_1": 0.9, "beta_2": 0.99}))
+    m, v, d, before = 0.0, 1e-6, 0.3125, first.broadcast
+    for result in rounds:
+        m, v = 0.9 * m + 0.1 * d, 0.99 * v + 0.01 * d**2
+        for name in (name for name in before if name.endswith((".weight", ".bias"))):
+            moved = result.broadcast[name].double() - before[name].double()
+            assert moved.flatten().tolist() == pytest.approx([0.01 * m / (v**0.5 + 1e-3)] * moved.numel(), abs=2e-6)
+        before = result.broadcast
+    assert (m, v) == pytest.approx((0.059375, 0.00194433), rel=1e-5)
+
+
 @pytest.mark.parametrize("optimizer", [FEDAVGM, FEDADAM])
 def test_batch_norm_statistics_stay_plain_means(optimizer: dict[str, Any]) -> None:
     with_it, without = _two_rounds(_spec(optimizer)), _two_rounds(_spec(None))

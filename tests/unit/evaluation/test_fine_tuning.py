@@ -2,16 +2,17 @@
 
 import dataclasses
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
 from fedssl import optimizers
-from fedssl.data import ImageData, load_dataset
+from fedssl.data import ImageData, epoch_batches, load_dataset
 from fedssl.errors import DataError
 from fedssl.evaluation import FINE_TUNINGS, FineTuneSettings, fine_tune, labelled_share, semi_supervised
-from fedssl.evaluation.fine_tuning import _optimizer
+from fedssl.evaluation.fine_tuning import _head, _optimizer
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.data import DataConfig
 from fedssl.protocol.model import EncoderConfig
@@ -140,6 +141,45 @@ def test_a_cosine_schedule_reduces_the_learning_rates_towards_zero(monkeypatch: 
     fine_tune(_encoder(), train, train, CONFIG, settings=settings)
     shares = [1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4]
     assert np.allclose(rates, [[0.3 * share, 0.01 * share] for share in shares])
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_whole_fine_tuning_follows_the_equations(
+    schedule: Literal["constant", "cosine"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three epochs of SGD with two learning rates, computed in plain float64; the last batch has 5 of 8 images."""
+    found = _recorded(monkeypatch)
+    settings = FineTuneSettings(
+        encoder_learning_rate=0.02, head_learning_rate=0.3, schedule=schedule, weight_decay=0.01, epochs=3, batch_size=8
+    )
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (37, 1, 8, 8), generator=generator, dtype=torch.uint8).numpy()
+    train = ImageData(images, torch.randint(3, (37,), generator=generator).numpy())
+    linear = torch.nn.Linear(64, 5, bias=False)
+    linear.weight.data = 0.1 * torch.randn(5, 64, generator=generator)
+    result = fine_tune(
+        torch.nn.Sequential(torch.nn.Flatten(), linear), train, train, DataConfig(channels=1, image_size=8),
+        settings=settings,
+    )  # fmt: skip
+    x_NP, weights = images.reshape(37, 64) / 255, [linear.weight.detach().double().numpy()]
+    head = _head(5, 3, settings)[0]
+    weights += [value.detach().double().numpy() for value in (head.weight, head.bias)]
+    velocities, order = [np.zeros_like(value) for value in weights], torch.Generator().manual_seed(0)
+    for epoch in range(3):
+        decay = 1 if schedule == "constant" else (1, 0.75, 0.25)[epoch]
+        for rows in epoch_batches(37, 8, order, drop_last=False):
+            h = x_NP[rows] @ weights[0].T
+            scores = np.exp(h @ weights[1].T + weights[2])
+            error = (scores / scores.sum(1, keepdims=True) - np.eye(3)[train.labels[rows]]) / len(rows)
+            gradients = [(error @ weights[1]).T @ x_NP[rows], error.T @ h, error.sum(0)]
+            for place, (gradient, rate) in enumerate(zip(gradients, (0.02, 0.3, 0.3), strict=True)):
+                velocities[place] = 0.9 * velocities[place] + gradient + 0.01 * weights[place]
+                weights[place] = weights[place] - decay * rate * velocities[place]
+    tuned = [value.detach().numpy() for module in found[0] for value in module.parameters()]
+    for value, expected in zip(tuned, weights, strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-6)
+    predicted = (x_NP @ weights[0].T @ weights[1].T + weights[2]).argmax(axis=1)
+    assert result.accuracy == (predicted == train.labels).mean()
 
 
 def test_labelled_shares_are_stratified_seeded_or_the_first_images() -> None:

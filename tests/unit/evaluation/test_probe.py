@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedssl.data import load_dataset
 from fedssl.evaluation import PROBES, ProbeSettings, extract_features, labels_of, linear_probe, probe_encoder
-from fedssl.evaluation.probe import _decay, _solve, _zero_linear
+from fedssl.evaluation.probe import _decay, _solve, _zero_linear, probe_scores
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.model import EncoderConfig
@@ -76,6 +76,19 @@ def test_fast_solves_the_problem_that_scikit_learn_solves() -> None:
     assert abs(result.accuracy - expected) < 0.003
     assert 0.3 < result.accuracy < 0.95, "a problem that can tell solutions apart"
     assert result.num_epochs < settings.max_iterations, "it converged"
+
+
+@pytest.mark.parametrize(("num_classes", "inverse"), [(2, 2), (4, 1)])
+def test_probabilities_of_the_fast_probe_are_those_of_scikit_learn(num_classes: int, inverse: int) -> None:
+    """With two classes, scikit-learn has one weight vector, the difference of ours, which is penalised half as much."""
+    train_x, train_y = _clusters(300, 4.0, 1)
+    test_x, _ = _clusters(100, 4.0, 2)
+    mean, std = train_x.double().mean(0), train_x.double().std(0, correction=0)
+    theirs = LogisticRegression(C=inverse / PROBES["fast"].l2, tol=1e-10, max_iter=2000)
+    theirs.fit(((train_x - mean) / std).numpy(), (train_y % num_classes).numpy())
+    expected = theirs.predict_proba(((test_x - mean) / std).numpy())
+    found = probe_scores(train_x, train_y % num_classes, test_x)
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_the_solver_finds_the_minimum_of_its_objective_for_correlated_features() -> None:

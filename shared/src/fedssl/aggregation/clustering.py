@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fedssl.aggregation.mean import AggregationError
 from fedssl.group_sums import group_sums
+from fedssl.unit_vectors import directions
 
 _MOST_COSINES = 1 << 26  # at once: 256 MB
 
@@ -248,7 +249,7 @@ def _checked_units(embeddings_ND: Tensor, num_clusters: int) -> Tensor:
         raise AggregationError(f"embeddings must be a matrix with rows and columns, not {tuple(embeddings_ND.shape)}")
     if not 1 <= num_clusters <= len(embeddings_ND):
         raise AggregationError(f"there are {len(embeddings_ND)} samples for {num_clusters} clusters")
-    return F.normalize(embeddings_ND.detach().to(torch.promote_types(torch.float32, embeddings_ND.dtype)))
+    return directions(embeddings_ND.to(torch.promote_types(torch.float32, embeddings_ND.dtype)))
 
 
 def _distinct(population: int, size: int, generator: torch.Generator, device: torch.device) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedssl.aggregation.mean import AggregationError
+from fedssl.unit_vectors import directions
 
 
 def ensemble_similarity(
@@ -61,7 +62,7 @@ def ensemble_similarity(
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         for representation in representations:
             row_RD, anchor_AD = (
-                F.normalize(representation.index_select(0, index).to(dtype)) for index in (row_index, anchor_index)
+                directions(representation.index_select(0, index).to(dtype)) for index in (row_index, anchor_index)
             )
             ensemble_RA = torch.logaddexp(ensemble_RA, row_RD @ anchor_AD.T / temperature)
         return F.softmax(ensemble_RA, dim=1)

@@ -23,9 +23,9 @@ MIN_IMAGES = 10
 
 _MAX_DRAWS = 10_000
 _NUM_NORMALISATIONS = 100
-# Streams, so that no two functions draw the same numbers. Only `stratified_share` draws from stream 0:
-# `default_rng(seed)` equals `default_rng([seed, 0])`, and another stream would change every image that was ever held
-# out.
+# Streams, so that functions do not draw the same numbers. `stratified_share` draws from stream 0, too, because
+# `default_rng(seed)` equals `default_rng([seed, 0])`; another stream would change every image that was ever held out.
+# With equal seeds, it and the scheme `classes` take the images of a class in the same order.
 _PARTITION_STREAM, _SUBSET_STREAM, _SHARE_STREAM = 0, 1, 2
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedssl.embeddings.index_file import Float32
 from fedssl.errors import DataError
 from fedssl.evaluation import nearest
-from fedssl.evaluation.directions import directions
+from fedssl.unit_vectors import directions
 
 _MAX_COSINES = 2**25  # 128 MB
 _ROUNDING = 2e-6  # the error of a cosine in float32: that of two equal images may be this far below 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fedssl.evaluation.directions import directions
+from fedssl.unit_vectors import directions
 
 _ROWS = 2048
 

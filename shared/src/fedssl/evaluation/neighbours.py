@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedssl.evaluation.directions import directions
+from fedssl.unit_vectors import directions
 
 _CHUNK = 1024
 _MAX_COSINES = 2**26  # at once, a quarter of a gigabyte

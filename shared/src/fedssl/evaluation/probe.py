@@ -33,7 +33,8 @@ class ProbeSettings:
         optimizer: `lbfgs` runs on the whole set; the others on batches.
         standardise: subtract the mean and divide by the standard deviation of each training feature first.
         l2: `lbfgs` only: the objective is the mean cross-entropy + (l2 / 2N) ||W||^2, biases left out: scikit-learn's
-            `LogisticRegression(C=1 / l2)`.
+            `LogisticRegression(C=1 / l2)`. With two classes it is `C=2 / l2`, because scikit-learn then has one weight
+            vector, the difference of the two.
         max_iterations: `lbfgs` only.
         learning_rate, momentum (SGD only), weight_decay, batch_size, epochs: for the other optimisers.
         schedule: `steps` multiplies the learning rate by 0.1 at `milestones` (epochs), `cosine` decreases it to 0.

@@ -1,4 +1,4 @@
-"""The first steps of every loss: check shapes, convert to full precision, take unit vectors."""
+"""The first steps of every loss: check shapes, and convert to full precision."""
 
 import math
 from collections.abc import Iterator
@@ -6,9 +6,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-
-# A row shorter than this has no direction (the bound that torch.nn.functional.normalize uses).
-SHORTEST = 1e-12
 
 
 def check_width(**matrices: Tensor) -> None:
@@ -56,14 +53,3 @@ def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         dtype = torch.promote_types(dtype, tensor.dtype)
     with torch.autocast(tensors[0].device.type, enabled=False):
         yield tuple(tensor.to(dtype) for tensor in tensors)
-
-
-def unit(z_BD: Tensor) -> Tensor:
-    """Return the rows scaled to unit length; a row shorter than `SHORTEST` becomes zero and gets no gradient.
-
-    `torch.nn.functional.normalize` would give such a row a gradient that is 1e12 times too large. A row whose length
-    overflows (from 1.8e19 on in float32) becomes NaN: training has diverged, and zeros would hide it.
-    """
-    norm_B1 = torch.linalg.vector_norm(z_BD, dim=-1, keepdim=True)
-    length_B1 = torch.where(norm_B1 < torch.inf, norm_B1, torch.nan)
-    return z_BD / torch.where(norm_B1 > SHORTEST, length_B1, torch.inf)

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from fedssl.losses._embeddings import check_batch, check_positive, full_precision, unit
+from fedssl.losses._embeddings import check_batch, check_positive, full_precision
+from fedssl.unit_vectors import unit
 
 
 def alignment(z1_BD: Tensor, z2_BD: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision, unit
+from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision
+from fedssl.unit_vectors import unit
 
 
 def student_t_assignment(z_BD: Tensor, centers_MD: Tensor, exponent: float = -0.5) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision, unit
+from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision
+from fedssl.unit_vectors import unit
 
 
 def nt_xent(z1_BD: Tensor, z2_BD: Tensor, temperature: float) -> Tensor:

@@ -5,7 +5,8 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedssl.losses._embeddings import check_batch, check_positive, check_variant, check_width, full_precision, unit
+from fedssl.losses._embeddings import check_batch, check_positive, check_variant, check_width, full_precision
+from fedssl.unit_vectors import unit
 
 
 def projector_distillation(

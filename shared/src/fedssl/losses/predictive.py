@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from fedssl.losses._embeddings import check_batch, full_precision, unit
+from fedssl.losses._embeddings import check_batch, full_precision
+from fedssl.unit_vectors import unit
 
 
 def byol_regression(prediction_BD: Tensor, target_BD: Tensor) -> Tensor:

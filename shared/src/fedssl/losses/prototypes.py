@@ -5,7 +5,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedssl.group_sums import group_sums
-from fedssl.losses._embeddings import check_positive, check_width, full_precision, unit
+from fedssl.losses._embeddings import check_positive, check_width, full_precision
+from fedssl.unit_vectors import unit
 
 # The smallest concentration, as a share of the temperature. Only clusters whose members coincide come near it.
 FLOOR = 1e-3

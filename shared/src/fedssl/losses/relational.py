@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedssl.losses._embeddings import check_batch, check_positive, check_variant, check_width, full_precision, unit
+from fedssl.losses._embeddings import check_batch, check_positive, check_variant, check_width, full_precision
+from fedssl.unit_vectors import unit
 
 
 def relational_divergence(

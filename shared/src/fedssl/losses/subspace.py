@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedssl.losses._embeddings import check_variant, check_width, full_precision, unit
+from fedssl.losses._embeddings import check_variant, check_width, full_precision
+from fedssl.unit_vectors import unit
 
 # A target that is closer than this to its embedding, in units of the rounding error, counts as equal to it.
 ROUNDING = 64

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision, unit
+from fedssl.losses._embeddings import check_batch, check_positive, check_width, full_precision
+from fedssl.unit_vectors import unit
 
 # If 1 - cos is smaller than this, angle / sine is taken from its power series: at 0 the quotient is 0/0.
 SERIES_BELOW = 1e-3

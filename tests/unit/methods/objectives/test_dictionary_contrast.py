@@ -7,6 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from fedssl.data import epoch_batches
 from fedssl.engine import start_run
 from fedssl.engine.distillation import DistillationProgress, run_distillation
 from fedssl.errors import MethodError
@@ -14,6 +15,7 @@ from fedssl.methods import METHODS
 from fedssl.methods.api import Context
 from fedssl.methods.objectives.dictionary_contrast import BaseTraining, combined
 from fedssl.protocol.runs import RunSpec
+from fedssl.protocol.training import OptimizerConfig
 from fedssl.simulation import simulate
 from support.methods import CONFIGS, PUBLIC, context, method_spec, shards
 from support.rounds import aggregate, local_round, start, training
@@ -91,6 +93,38 @@ def test_the_base_model_is_trained_once_on_public_images_and_does_not_change() -
     assert all(torch.equal(result.model[name], value) for name, value in base.items())
     longer = start(_spec(num_base_epochs=6)).state
     assert not torch.equal(longer[f"base_encoder.{name}"], base[f"base_encoder.{name}"])
+
+
+def test_the_base_models_whole_training_follows_the_equations() -> None:
+    """Two epochs of SimCLR's NT-Xent in plain float64, with SGD and the gradient of a linear encoder written out."""
+    plain = {"channels": 1, "image_size": 8, "augmentation": {"crop": "none", "flip": 0, "jitter": 0, "greyscale": 0}}
+    ctx = context(method_spec("fedca", data=plain), 0)
+    linear = torch.nn.Linear(64, 6, bias=False)
+    linear.weight.data = 0.1 * torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+    online = torch.nn.ModuleDict({"encoder": torch.nn.Sequential(torch.nn.Flatten(), linear)})
+    optimizer = OptimizerConfig(name="sgd", learning_rate=0.05, momentum=0.9, weight_decay=1e-3)
+    task = BaseTraining(online, num_epochs=2, temperature=0.3, optimizer=optimizer)
+    base, metrics = run_distillation(task, ctx)
+    assert ctx.public is not None
+    x_ND, weight, velocity = ctx.public.images.flatten(1).double().numpy() / 255, linear.weight.double(), 0.0
+    weight = weight.detach().numpy()
+    for epoch in range(2):
+        order, losses = torch.Generator().manual_seed(ctx.seed(f"base/{epoch}")), []
+        for rows in epoch_batches(len(x_ND), 32, order, ctx.spec.training.drop_last):
+            x = np.concatenate([x_ND[rows], x_ND[rows]])  # the two views are equal
+            z = x @ weight.T
+            lengths = np.linalg.norm(z, axis=1, keepdims=True)
+            scores, positive = (z / lengths) @ (z / lengths).T / 0.3, np.roll(np.eye(len(x)), len(rows), axis=1)
+            shares = np.exp(scores) * (1 - np.eye(len(x)))
+            shares /= shares.sum(axis=1, keepdims=True)
+            losses.append(-np.log(shares[positive == 1]).mean())
+            error = (shares - positive) / len(x) / 0.3
+            toward = (error + error.T) @ (z / lengths)
+            away = (toward - z / lengths * (toward * z / lengths).sum(axis=1, keepdims=True)) / lengths
+            velocity = 0.9 * velocity + away.T @ x + 1e-3 * weight
+            weight = weight - 0.05 * velocity
+    assert metrics["distillation_loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    np.testing.assert_allclose(base["base_encoder.1.weight"], weight, atol=1e-6)
 
 
 def test_training_reduces_the_base_models_loss() -> None:

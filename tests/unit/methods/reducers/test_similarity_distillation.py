@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import torch
 from pydantic import ValidationError
 
 from fedssl.artifacts.tensors import Tensors
+from fedssl.data.batches import epoch_batches
 from fedssl.engine import run_distillation
 from fedssl.methods import METHODS
 from fedssl.methods.api import Context
+from fedssl.methods.composition.follower import KEYS
 from fedssl.methods.reducers.similarity import Ensemble, pack
 from fedssl.methods.reducers.similarity_distillation import AnchorQueue, SimilarityDistillation
 from fedssl.protocol.methods.distillation import DistillationConfig, Packing
@@ -161,8 +164,11 @@ def test_shifting_a_row_does_not_change_the_target() -> None:
 
 
 def _cosines(z: torch.Tensor) -> np.ndarray:
-    unit = z.double().numpy() / np.linalg.norm(z.double().numpy(), axis=1, keepdims=True)
-    return unit @ unit.T
+    return _unit(z.double().numpy()) @ _unit(z.double().numpy()).T
+
+
+def _unit(z: np.ndarray) -> np.ndarray:
+    return z / np.linalg.norm(z, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("packing", TOLERANCES)
@@ -213,6 +219,77 @@ def test_the_loss_of_a_step_follows_the_equations() -> None:
     p = m / m.sum(1, keepdims=True)
     assert float(losses[0]["distillation"].detach()) == pytest.approx(-(p * log_q).sum(1).mean(), rel=1e-4)
     assert all(p[i].argmax() == i for i in range(16))  # the nearest image is the image itself
+
+
+@dataclass(frozen=True)
+class _LinearStudent(SimilarityDistillation):
+    """The distillation of a student with one linear layer, whose gradient can be written down."""
+
+    built: list[torch.nn.ModuleDict] = field(default_factory=list)
+
+    def build(self, ctx: Context) -> torch.nn.ModuleDict:
+        linear = torch.nn.Linear(64, 6, bias=False)
+        linear.weight.data = 0.1 * torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
+        student = torch.nn.ModuleDict({"encoder": torch.nn.Sequential(torch.nn.Flatten(), linear)})
+        self.built.append(torch.nn.ModuleDict({**student, **KEYS.built(student), "queue": AnchorQueue(32, 6)}))
+        return self.built[-1]
+
+
+def _distilled(
+    x_ND: np.ndarray, ensemble: np.ndarray, weight: np.ndarray, epochs: list[list[np.ndarray]], skip: str
+) -> tuple[np.ndarray, list[float]]:
+    """Distil by Eq. 7 to 10 in plain float64: m 32, B' 16, zeta 0.8, tau_S 0.2, gradients of length 2 at most, and Adam
+    with a learning rate of 0.01 and a weight decay of 0.02.
+
+    As in the authors' code, the momentum encoder follows before it encodes, in steps that only fill the queue too.
+    """
+    student, slow, first, second = weight, weight, np.zeros_like(weight), np.zeros_like(weight)
+    keys, images, means, number = np.zeros((0, 6)), np.zeros(0, int), [], 0
+    for epoch, batches in enumerate(epochs):
+        losses = []
+        for place, rows in enumerate(batches):
+            slow = 0.8 * slow + 0.2 * student
+            keys = np.concatenate([keys, _unit(x_ND[rows] @ slow.T)])[-32:]
+            images = np.concatenate([images, rows])[-32:]
+            if place < 2 and (epoch == 0 or skip == "every_epoch"):
+                continue
+            z = x_ND[rows] @ student.T
+            logits = _unit(z) @ keys.T / 0.2
+            q = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+            p = ensemble[np.ix_(rows, images)] / ensemble[np.ix_(rows, images)].sum(1, keepdims=True)
+            losses.append(-(p * np.log(q)).sum(1).mean())
+            toward = (q - p) @ keys / 0.2 / len(rows)  # the gradient with respect to the unit vectors
+            away = toward - _unit(z) * (toward * _unit(z)).sum(1, keepdims=True)
+            gradient = (away / np.linalg.norm(z, axis=1, keepdims=True)).T @ x_ND[rows]
+            gradient = gradient * min(1, 2 / np.linalg.norm(gradient)) + 0.02 * student
+            number += 1
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+            step = first / (1 - 0.9**number) / (np.sqrt(second / (1 - 0.999**number)) + 1e-8)
+            student = student - 0.01 * step
+        means.append(float(np.mean(losses)))
+    return student, means
+
+
+@pytest.mark.parametrize("skip", ["first_epoch", "every_epoch"])
+def test_a_whole_distillation_follows_the_equations(skip: str) -> None:
+    """Compare losses and weights after three epochs of five batches; the last batch is incomplete."""
+    optimizer = {"name": "adam", "learning_rate": 0.01, "weight_decay": 0.02, "max_gradient_norm": 2.0}
+    changes = {"num_epochs": 3, "skip": skip, "student_temperature": 0.2, "momentum": 0.8, "optimizer": optimizer}
+    spec = _spec(reducer={**changes, "temperature": 0.1}, data=AS_THEY_ARE)
+    ctx, config = context(spec, 1), spec.method.reducer
+    assert isinstance(config, DistillationConfig)
+    clients = [torch.randn(72, 6, generator=torch.Generator().manual_seed(seed)) + 0.3 for seed in range(3)]
+    task = _LinearStudent(config, Ensemble([pack(z, config.packing) for z in clients], config.packing, 72), {})
+    progress: list[float | None] = []
+    run_distillation(task, ctx, lambda reached: progress.append(reached.loss))
+    orders = [torch.Generator().manual_seed(ctx.seed(f"distillation/order/{epoch}")) for epoch in range(3)]
+    epochs = [[rows.numpy() for rows in epoch_batches(72, 16, order, drop_last=False)] for order in orders]
+    (built,) = task.built
+    fresh = task.build(ctx)["encoder"].state_dict()["1.weight"].double().numpy()
+    ensemble = _ensemble([z.double().numpy() for z in clients], 0.1)
+    weight, losses = _distilled(_public_values(spec).flatten(1).numpy(), ensemble, fresh, epochs, skip)
+    assert progress == pytest.approx(losses, rel=1e-6)
+    np.testing.assert_allclose(built["encoder"].state_dict()["1.weight"], weight, atol=1e-5)
 
 
 def test_only_the_parameters_of_the_momentum_encoder_follow() -> None:

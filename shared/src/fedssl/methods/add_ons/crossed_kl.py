@@ -37,6 +37,7 @@ from fedssl.methods.api import Batch, Context, Terms, Update
 from fedssl.methods.composition.part import Online, Part, Wire
 from fedssl.methods.composition.weighting import mean_of, update_weights
 from fedssl.protocol.methods.add_ons import CrossedKLConfig
+from fedssl.unit_vectors import unit
 
 CENTERS = "centers"
 _MU = f"{CENTERS}.mu"
@@ -54,7 +55,7 @@ class Centers(nn.Module):
 
     def embed(self, z_BD: Tensor) -> Tensor:
         """Return z at the scale at which it is compared with the centers."""
-        return F.normalize(z_BD.float(), dim=1) if self._unit else z_BD
+        return unit(z_BD.float()) if self._unit else z_BD
 
     def forward(self, z_BD: Tensor) -> Tensor:
         """Return q (B, M)."""

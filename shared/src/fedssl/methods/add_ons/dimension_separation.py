@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedssl.artifacts.tensors import Tensors
@@ -43,6 +42,7 @@ from fedssl.losses import dimension_scaled
 from fedssl.methods.api import Batch, ClientData, Context, Terms
 from fedssl.methods.composition.part import Online, Part
 from fedssl.protocol.methods.add_ons import DSRConfig, HSDConfig
+from fedssl.unit_vectors import unit
 
 _DSR, _HSD = "dsr", "hsd"
 
@@ -77,7 +77,7 @@ class DimensionScaledRegularisation(Part):
         if self.config.variant == "reference":
             rotation, views = modules[_DSR].get_buffer("rotation"), online.z
         else:
-            rotation, views = None, tuple(F.normalize(z.float(), dim=1) for z in online.z)
+            rotation, views = None, tuple(unit(z.float()) for z in online.z)
         scale = modules[_DSR].get_buffer("scale")
         losses = [dimension_scaled(z, scale, rotation, self.config.variant) for z in views]
         return {"dsr": self.config.gamma * torch.stack(losses).mean()}, {}
@@ -112,7 +112,7 @@ class HardSeparation(Part):
         mask = modules[_HSD].get_buffer("mask")
 
         def masked(z: Tensor) -> Tensor:
-            return F.normalize(z.float() * mask, dim=1)
+            return unit(z.float() * mask)
 
         return dataclasses.replace(
             online,

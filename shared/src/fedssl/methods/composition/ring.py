@@ -1,8 +1,9 @@
 """A ring of the latest embeddings: the queues of MoCo and FLESD."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fedssl.unit_vectors import unit
 
 
 class Ring(nn.Module):
@@ -24,7 +25,7 @@ class Ring(nn.Module):
     @torch.no_grad()
     def push(self, keys_BD: Tensor) -> Tensor:
         """Add new keys, scaled to unit length, or the last ones if not all fit. Returns the places that they took."""
-        newest = F.normalize(keys_BD.detach().float(), dim=1)[-self.length :]
+        newest = unit(keys_BD.detach().float())[-self.length :]
         places = (self.position + torch.arange(len(newest), device=newest.device)) % self.length
         self.keys.index_copy_(0, places, newest)
         self.position.copy_((self.position + len(newest)) % self.length)

@@ -13,10 +13,10 @@ trains f_base by SimCLR on the public images, and broadcasts it.
 Choices where memory is not enough, so published numbers are not to be expected: q and k are the online network's
 embeddings of the two views, both orders averaged, k without gradient. f is the encoder; the distance is Euclidean, and
 its mean is over as many public images as the batch has. f_base starts from the run's initial weights and trains with
-the run's optimiser, batch size and augmentation, at tau, for `num_base_epochs`. Each entry of a client is of one
-augmented view, as in training; images repeat if there are too few. Before the first round D is random, so the first
-round's loss is lower than the later ones'. Entries of clients that are not in the cohort stay in D until newer ones
-displace them: the newest come first, one of each client in turn.
+the run's optimiser at its learning rate, without its schedule, with the run's batch size and augmentation, at tau, for
+`num_base_epochs`. Each entry of a client is of one augmented view, as in training; images repeat if there are too few.
+Before the first round D is random, so the first round's loss is lower than the later ones'. Entries of clients that are
+not in the cohort stay in D until newer ones displace them: the newest come first, one of each client in turn.
 
 All negatives are in D, and D does not follow the queries: with a small D they may drift away from it together, and the
 loss then stays near log(1 + Q).
@@ -47,6 +47,7 @@ from fedssl.methods.composition.streams import PUBLIC
 from fedssl.protocol.methods.fedca import FedCAConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
 from fedssl.protocol.training import OptimizerConfig
+from fedssl.unit_vectors import directions
 
 DICTIONARY, CLIENT_DICTIONARY, BASE = "dictionary", "client_dictionary", "base_encoder"
 
@@ -98,7 +99,7 @@ class DictionaryContrast(Objective):
     def extra_update(self, modules: nn.ModuleDict, data: ClientData, ctx: Context) -> Tensors:
         network = [modules[name] for name in (ENCODER, PROJECTOR) if name in modules]
         entries = embed_views(network, data, self.config.client_dictionary_size, CLIENT_DICTIONARY, ctx)
-        return {CLIENT_DICTIONARY: F.normalize(entries, dim=1)}
+        return {CLIENT_DICTIONARY: directions(entries)}
 
     @property
     def wire(self) -> Wire:

@@ -41,6 +41,7 @@ from fedssl.methods.composition.modules import embed_local, module_of
 from fedssl.methods.composition.part import PROJECTOR, Objective, Online
 from fedssl.methods.composition.progress import PROGRESS, Progress, cosine_to_one, progress
 from fedssl.protocol.methods.feddino import FedDINOConfig
+from fedssl.unit_vectors import unit
 
 CENTER = "center"
 
@@ -57,7 +58,7 @@ class Prototypes(nn.Module):
     def forward(self, z_BD: Tensor) -> Tensor:
         weight_KD = self.weight.detach() if self.is_frozen else self.weight
         with torch.autocast(z_BD.device.type, enabled=False):  # cosines are computed in float32
-            return F.linear(F.normalize(z_BD.float(), dim=1), F.normalize(weight_KD, dim=1))
+            return F.linear(unit(z_BD.float()), unit(weight_KD))
 
 
 class Center(nn.Module):

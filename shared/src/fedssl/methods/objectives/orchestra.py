@@ -44,6 +44,7 @@ from fedssl.methods.composition.part import PROJECTOR, Objective, Online, Wire
 from fedssl.methods.composition.streams import ROTATED, quarter_turns
 from fedssl.protocol.methods.orchestra import OrchestraConfig
 from fedssl.protocol.plan import ArtifactPlan, TensorSpec
+from fedssl.unit_vectors import unit
 
 ROTATION, MEMORY = "rotation", "memory"
 GLOBAL, LOCAL = "global_centroids", "local_centroids"
@@ -64,7 +65,7 @@ class EmbeddingMemory(nn.Module):
     @torch.no_grad()
     def push(self, embeddings_BD: torch.Tensor) -> None:
         """Add new embeddings; the oldest leave."""
-        newest = F.normalize(embeddings_BD.detach().float(), dim=1)
+        newest = unit(embeddings_BD.detach().float())
         self.embeddings.copy_(torch.cat([self.embeddings, newest])[-len(self.embeddings) :])
         self.is_filled.fill_(1)
 

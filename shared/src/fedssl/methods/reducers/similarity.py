@@ -29,6 +29,7 @@ from fedssl.methods.composition.part import ENCODER, PROJECTOR, Part, Wire
 from fedssl.methods.reducers.similarity_factor import similarity_factor
 from fedssl.protocol.methods.distillation import DistillationConfig, Form, Packing
 from fedssl.protocol.plan import ArtifactPlan, Kind, TensorSpec
+from fedssl.unit_vectors import directions
 
 NAMES: dict[Form, str] = {"factored": "factor", "representations": "representations", "triangle": "similarities"}
 """The name of the tensor that leaves a client."""
@@ -93,7 +94,7 @@ def pack(z_ND: Tensor, packing: Packing, width: int | None = None) -> Tensor:
     dtype = _dtype(packing)
     if packing.startswith("factored"):
         return similarity_factor(z_ND, width).to(dtype).contiguous()
-    unit_ND = F.normalize(z_ND.float(), dim=1)
+    unit_ND = directions(z_ND.float())
     if packing.startswith("representations"):
         return unit_ND.to(dtype)
     size = len(unit_ND)

@@ -17,6 +17,7 @@ As in the authors' code, the batch's own keys are in the queue before the loss, 
 similarity 1. Deviation: steps that only fill the queue (2048/128 = 16) are taken once per round. The code takes them at
 the start of every epoch (`skip` "every_epoch"), which was probably not intended, and never trains if an epoch has no
 other steps. Deviation: an incomplete last batch is trained on, which the code leaves out: public images may be few.
+Deviation: steps that only fill the queue do not pass the student, so its BatchNorm statistics do not see their images.
 """
 
 from collections.abc import Iterator, Sequence
@@ -125,12 +126,11 @@ class SimilarityDistillation:
             pixels = to_float(public.images.index_select(0, rows))
             query, key = (_view(pixels, views, ctx) for _ in range(2))
             queue.push_of(KEYS.embed(modules, key), rows)
-            if number < filling:
-                continue
-            target = self.ensemble.rows(rows, queue.images, config.temperature)
-            loss = similarity_distillation(_run(modules, query), queue.keys, target, temperature)
-            yield {"distillation": loss}
-            KEYS.follow(modules, config.momentum)
+            if number >= filling:
+                target = self.ensemble.rows(rows, queue.images, config.temperature)
+                loss = similarity_distillation(_run(modules, query), queue.keys, target, temperature)
+                yield {"distillation": loss}
+            KEYS.follow(modules, config.momentum)  # steps that only fill the queue too: Eq. 10 is for every step
 
     def result(self, modules: nn.ModuleDict) -> Tensors:
         return tensors_of(modules, _present(modules))

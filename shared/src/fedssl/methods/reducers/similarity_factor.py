@@ -18,8 +18,9 @@ Reference: Higham 1990, Analysis of the Cholesky decomposition of a semi-definit
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from fedssl.unit_vectors import directions
 
 _TIE = 1e-4
 _FLOOR = 1e-10  # of squared lengths: float32 embeddings err by less, and the rounding of d is less than _TIE of it
@@ -32,7 +33,7 @@ def similarity_factor(z_ND: Tensor, width: int | None = None) -> Tensor:
     are zero. `width` (None: D) must be at least min(N, D). A row of `z_ND` that is zero stays zero; one that is not
     finite makes the factor not finite.
     """
-    unit_ND = F.normalize(z_ND.double(), dim=1)
+    unit_ND = directions(z_ND.double())
     size, dims = unit_ND.shape
     steps = min(size, dims)
     width = dims if width is None else width
