@@ -1,16 +1,17 @@
 """Networks that are built without weights have the names, shapes and dtypes of those with weights."""
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-import torch
-from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedssl.methods import METHODS
 from fedssl.models import build_encoder
 from fedssl.models.initialisation import on_meta_device
 from fedssl.protocol.model import EncoderConfig
+from support.methods import method_spec
 
 
 class _Calls(TorchDispatchMode):
@@ -47,10 +48,12 @@ def test_a_network_on_the_meta_device_has_the_tensors_of_one_with_weights(config
     }
 
 
-def test_drawing_and_normalising_on_the_meta_device_computes_nothing() -> None:
-    """Either would import torch's compiler or sympy, for seconds."""
-    with _Calls() as calls, on_meta_device():
-        found = normalize(torch.randn(4, 3, generator=torch.Generator()), dim=1)
+@pytest.mark.parametrize("name", ["fedmoco", "fedprotocl", "fedprox", "scaffold"])
+def test_building_a_method_without_weights_does_not_import_sympy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The import takes seconds, in each process that only needs the shapes of the tensors."""
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)  # importing it fails
+    spec = method_spec(name)
 
-    assert calls.names == {"aten.empty.memory_format"}
-    assert (found.shape, found.dtype, found.device.type) == ((4, 3), torch.float32, "meta")
+    plan = METHODS[spec.method.name].bind(spec).plan
+
+    assert plan.broadcast

@@ -6,12 +6,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 M = TypeVar("M", bound=nn.Module)
-
-# On the meta device, `normalize` and `randn` import torch's compiler and sympy, which takes seconds.
-_INITIALISERS = (torch.Tensor.normal_, torch.Tensor.uniform_, nn.functional.normalize)
 
 
 def initialised(build: Callable[[], M], seed: int) -> M:
@@ -31,9 +29,13 @@ def on_meta_device() -> Iterator[None]:
     """Build networks without memory and without initial values: only names, shapes and types are known.
 
     torch's initialisers compute nothing on this device, and yet take three quarters of the time of a build.
+    The first `randn`, `normalize` or `zeros_like` on it would also import sympy, which takes seconds.
     """
     with torch.device("meta"), _WithoutInitialisers():
         yield
+
+
+_IN_THE_SAME_SHAPE = (torch.Tensor.normal_, torch.Tensor.uniform_, F.normalize)
 
 
 class _WithoutInitialisers(TorchFunctionMode):
@@ -45,8 +47,10 @@ class _WithoutInitialisers(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _INITIALISERS or getattr(func, "__module__", "") == "torch.nn.init":
+        if func in _IN_THE_SAME_SHAPE or getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
-        if func is torch.randn:
+        if func in (torch.randn, torch.rand):
             return torch.empty(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
+        if func is torch.zeros_like and not kwargs:
+            return torch.empty(args[0].shape, dtype=args[0].dtype)
         return func(*args, **kwargs)
