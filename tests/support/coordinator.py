@@ -66,7 +66,8 @@ class Coordinator:
         from fedssl_coordinator.identity.tokens import service
 
         app = create_app()
-        app.openapi_schema = api_document()  # instead of its own, which a test compares with it: that takes seconds
+        # Generating the document takes seconds. A test compares the committed one with the code's.
+        app.openapi = api_document  # type: ignore[method-assign]
         config = server_config(app, ListenOptions(**{"host": "127.0.0.1", "port": 0, **self._listening}))
         config.timeout_graceful_shutdown = 1
         self._server = Server(config)

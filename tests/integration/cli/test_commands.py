@@ -18,6 +18,7 @@ from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
 from fedssl.client import Client, RunNotFinished, WorkerClient, model_card
+from fedssl.embeddings.encoders import load_model
 from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.ledger import LedgerAnchor
 from fedssl.protocol.work import Register
@@ -109,7 +110,7 @@ def test_a_run_is_submitted_paused_resumed_and_pulled(
         assert word in card
     assert fedssl("run", "pull", prefix, "--initial", "--out", "out").exit_code == 0
     assert Path("out/initial.safetensors").exists()
-    assert fedssl("export", "out", "--to", "onnx").exit_code == 0
+    assert load_model(Path("out")).sha256 == lineage["encoder"]
     _flip_a_bit(Path("out/encoder.safetensors"))
     damaged = fedssl("export", "out", "--to", "onnx")
     assert damaged.exit_code != 0
@@ -118,6 +119,15 @@ def test_a_run_is_submitted_paused_resumed_and_pulled(
     _flip_a_bit(coordinator.store / digest[:2] / digest[2:4] / digest)
     assert fedssl("run", "pull", prefix, "--out", "again").exit_code != 0
     assert not Path("again/model.safetensors").exists()
+
+
+@pytest.mark.full
+def test_a_pulled_encoder_is_exported(coordinator: Coordinator, fedssl: Fedssl, spec: str, tmp_path: Path) -> None:
+    created = json_of(fedssl("run", "submit", "-", "--format", "json", text=spec))
+    train(coordinator, created, tmp_path)
+    assert fedssl("run", "pull", created["id"], "--out", "out").exit_code == 0
+    assert fedssl("export", "out", "--to", "onnx").exit_code == 0
+    assert Path("out/encoder.onnx").is_file()
 
 
 def _flip_a_bit(path: Path) -> None:
