@@ -406,22 +406,26 @@ def test_text_from_a_worker_cannot_forge_a_line_or_an_event(scenario: Scenario, 
     assert len(declined) == 1
 
 
-@pytest.mark.parametrize("number", [2**31, 2**63, 2**64, 10**30, -1, 0])
-def test_out_of_range_numbers_cause_no_server_error(number: int, scenario: Scenario, coordinator: Coordinator) -> None:
+def test_out_of_range_numbers_cause_no_server_error(scenario: Scenario, coordinator: Coordinator) -> None:
     item = scenario.claim("a")
     secret = coordinator.worker_token("a")
-    with coordinator.http(secret) as http, Tus(coordinator, secret) as tus:
-        submission = {"assignment_id": str(item.assignment_id), "update": "0" * 64, "num_examples": number}
-        assert http.post("/v1/work/submit", json=submission).status_code in (409, 422)
-        progress = {"phase": "training", "epoch": number, "num_epochs": number, "step": number, "num_steps": number}
-        beat = http.post("/v1/work/heartbeat", json={"assignment_id": str(item.assignment_id), "progress": progress})
-        assert beat.status_code in (200, 422), beat.text
-        assert tus.announce(number, "1" * 64, item.assignment_id).status_code in (400, 413, 422)
-        assert tus.send(f"/v1/uploads/{uuid4()}", b"x", number).status_code in (400, 404, 422)
-        claim = http.post("/v1/work/claim", params={"wait": number})
-        assert claim.status_code in (200, 204, 422), claim.text
-    with coordinator.http() as http:
-        for path in ("/v1/runs", f"/v1/runs/{scenario.id}/events", f"/v1/runs/{scenario.id}/rounds"):
-            assert http.get(path, params={"limit": number}).status_code == 422
-        asked = {"config": {"dataset": "x", "measures": ["knn"]}, "round_number": number}
-        assert http.post(f"/v1/runs/{scenario.id}/evaluations", json=asked).status_code in (409, 422)
+    with coordinator.http(secret) as http, coordinator.http() as admin, Tus(coordinator, secret) as tus:
+        for number in (2**31, 2**63, 2**64, 10**30, -1, 0):
+            _send_number(number, item, scenario.id, http, admin, tus)
+
+
+def _send_number(number: int, item: WorkItem, run_id: UUID, http: httpx.Client, admin: httpx.Client, tus: Tus) -> None:
+    """Send the number wherever a worker or an admin may send one."""
+    submission = {"assignment_id": str(item.assignment_id), "update": "0" * 64, "num_examples": number}
+    assert http.post("/v1/work/submit", json=submission).status_code in (409, 422), number
+    progress = {"phase": "training", "epoch": number, "num_epochs": number, "step": number, "num_steps": number}
+    beat = http.post("/v1/work/heartbeat", json={"assignment_id": str(item.assignment_id), "progress": progress})
+    assert beat.status_code in (200, 422), (number, beat.text)
+    assert tus.announce(number, "1" * 64, item.assignment_id).status_code in (400, 413, 422), number
+    assert tus.send(f"/v1/uploads/{uuid4()}", b"x", number).status_code in (400, 404, 422), number
+    claim = http.post("/v1/work/claim", params={"wait": number})
+    assert claim.status_code in (200, 204, 422), (number, claim.text)
+    for path in ("/v1/runs", f"/v1/runs/{run_id}/events", f"/v1/runs/{run_id}/rounds"):
+        assert admin.get(path, params={"limit": number}).status_code == 422, number
+    asked = {"config": {"dataset": "x", "measures": ["knn"]}, "round_number": number}
+    assert admin.post(f"/v1/runs/{run_id}/evaluations", json=asked).status_code in (409, 422), number

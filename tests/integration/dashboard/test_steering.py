@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 from fedssl.experiments.papers import cell
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
+from fedssl_coordinator.core.queues import redis_connection
 from fedssl_coordinator.dashboard.new_run import spec_form
 from fedssl_coordinator.dashboard.new_run.fields import all_fields
 from support.coordinator import Coordinator
@@ -317,6 +318,8 @@ def test_the_estimate_lists_the_clients_that_are_left_out(
 
 
 def test_a_spec_without_a_plan_is_reported_at_its_field(shared_coordinator: Coordinator, operator: Browser) -> None:
+    for requested in redis_connection().scan_iter("fedssl:plan-of:*"):  # by other tests, for whom none was computed
+        redis_connection().delete(requested)
     fields = {"method": "fedsimclr", "spec.model.trainable": "layer9.*"}
     assert "being computed" in operator.send("/runs/new/check", **fields).text
     shared_coordinator.compute_plans()

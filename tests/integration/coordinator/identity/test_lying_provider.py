@@ -83,7 +83,7 @@ def assert_sign_in_refused(provider_setup: LyingSetup, answer: httpx.Response, r
         == 0
     )
     with Browser(provider_setup.coordinator, provider_setup.coordinator.operator_token) as browser:
-        assert browser.get("/runs").status_code == 200
+        assert browser.get("/runs/none").status_code == 404  # without a session, this redirects to the sign-in
 
 
 @pytest.fixture

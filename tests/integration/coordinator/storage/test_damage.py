@@ -82,15 +82,23 @@ def scenario(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> Scenar
     return Scenario(coordinator, tables, tmp_path, **SCAFFOLD)
 
 
+@pytest.fixture(scope="module")
+def undamaged_results() -> dict[str, str]:
+    """Return an empty dictionary for the final weights of undamaged runs, which are computed for the first test."""
+    return {}
+
+
 @pytest.fixture
-def twin(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> str:
+def twin(coordinator: Coordinator, tables: Tables, tmp_path: Path, undamaged_results: dict[str, str]) -> str:
     """Return the digest of the final weights of the same run without damage."""
+    if "twin" in undamaged_results:
+        return undamaged_results["twin"]
     undamaged = Scenario(coordinator, tables, tmp_path, "cd", **SCAFFOLD)
     VALUES.update(c=VALUES["a"], d=VALUES["b"])
     for _ in range(3):
         _play(undamaged, "c", "d")
     assert undamaged.run.outcome == Outcome.COMPLETED
-    return str(undamaged.run.model)
+    return undamaged_results.setdefault("twin", str(undamaged.run.model))
 
 
 @pytest.mark.full(but=1)
@@ -270,9 +278,11 @@ def _finished(scenario: DistillationScenario) -> str:
 
 
 @pytest.fixture
-def student(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> str:
+def student(coordinator: Coordinator, tables: Tables, tmp_path: Path, undamaged_results: dict[str, str]) -> str:
     """Return the digest of the final weights of the same distillation without damage."""
-    return _finished(DistillationScenario(coordinator, tables, tmp_path))
+    if "student" not in undamaged_results:
+        undamaged_results["student"] = _finished(DistillationScenario(coordinator, tables, tmp_path))
+    return undamaged_results["student"]
 
 
 @pytest.mark.full(but=1)
