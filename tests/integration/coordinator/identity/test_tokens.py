@@ -1,7 +1,7 @@
 """Permissions: every operation is called without a token, with an invalid one, and with one of another role."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import httpx
 import pytest
@@ -53,32 +53,42 @@ def test_every_guarded_operation_is_in_one_group() -> None:
     assert {o.template for o in operations(DOCUMENT)} >= OPEN
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Authorization": ""},
-        {"Authorization": "Bearer"},
-        {"Authorization": "Bearer fedssl_garbage"},
-        {"Authorization": "Bearer " + "x" * 10_000},
-        {"Authorization": b"Bearer \xff\xfe".decode("latin-1")},
-        {"Authorization": "Basic b3BlcmF0b3I6"},
-        {"Cookie": "token=fedssl_garbage"},
-    ],
-    ids=["none", "empty", "no secret", "garbage", "long", "not ascii", "basic", "cookie"],
-)
-def test_every_operation_requires_a_valid_token(http: httpx.Client, headers: dict[str, str]) -> None:
+INVALID: dict[str, dict[str, str]] = {
+    "garbage": {"Authorization": "Bearer fedssl_garbage"},
+    "empty": {"Authorization": ""},
+    "no secret": {"Authorization": "Bearer"},
+    "long": {"Authorization": "Bearer " + "x" * 10_000},
+    "not ascii": {"Authorization": b"Bearer \xff\xfe".decode("latin-1")},
+    "basic": {"Authorization": "Basic b3BlcmF0b3I6"},
+    "cookie": {"Cookie": "token=fedssl_garbage"},
+}
+
+
+def _assert_unauthenticated(http: httpx.Client, operations: Iterable[Operation], headers: dict[str, str]) -> None:
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
-    for operation in GUARDED:
+    for operation in operations:
         answer = _call(http, operation, encoded)
         _assert_problem(answer, 401, "unauthenticated", "send a valid token as `Authorization: Bearer ...`")
         assert answer.headers["www-authenticate"] == "Bearer", operation
 
 
-def test_requests_without_a_token_leave_no_trace(http: httpx.Client, change_watcher: ChangeWatcher) -> None:
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("kind", INVALID)
+def test_every_operation_requires_a_valid_token(http: httpx.Client, kind: str) -> None:
+    _assert_unauthenticated(http, GUARDED, INVALID[kind])
+
+
+@pytest.mark.parametrize("kind", INVALID)
+def test_operations_of_each_group_require_a_valid_token(http: httpx.Client, kind: str) -> None:
+    """One function reads the token for all operations."""
+    _assert_unauthenticated(http, (OPERATORS[0], WORKERS[0], *ANYBODYS[:2]), INVALID[kind])
+
+
+def test_requests_without_a_token_are_refused_and_leave_no_trace(
+    http: httpx.Client, change_watcher: ChangeWatcher
+) -> None:
     with change_watcher.nothing_changes() as events:
-        for operation in GUARDED:
-            assert _call(http, operation, {}).status_code == 401
+        _assert_unauthenticated(http, GUARDED, {})
     assert events == []  # a caller without a token cannot fill the audit log
 
 
@@ -103,7 +113,8 @@ def test_workers_and_operators_are_refused_each_others_operations(
 def test_a_revoked_token_is_refused_everywhere(
     shared_coordinator: Coordinator, http: httpx.Client, change_watcher: ChangeWatcher
 ) -> None:
-    for role, client_id, its in (("admin", None, OPERATORS), ("worker", "revoked-token", WORKERS)):
+    cases = (("admin", None, OPERATORS, GUARDED), ("worker", "revoked-token", WORKERS, [*WORKERS, *ANYBODYS]))
+    for role, client_id, its, called in cases:
         token = shared_coordinator.client.create_token(role, client_id)  # type: ignore[arg-type]
         headers = {"Authorization": f"Bearer {token.secret}"}
         permitted = next(each for each in its if not each.path.endswith("/claim"))  # a claim would wait for work
@@ -111,7 +122,7 @@ def test_a_revoked_token_is_refused_everywhere(
         shared_coordinator.client.revoke_token(token.id)
         shared_coordinator.client.revoke_token(token.id)  # a repeated revocation is not an error
         with change_watcher.nothing_changes() as events:
-            for operation in GUARDED:
+            for operation in called:
                 _assert_problem(_call(http, operation, headers), 401, "unauthenticated", "expired or revoked")
         assert events == []
 
@@ -128,8 +139,8 @@ def test_all_tokens_of_a_revoked_client_are_refused_everywhere(
         shared_coordinator.client.revoke_client("leaver").revoked_at == first
     )  # a repeated revocation changes nothing
     assert [event.kind for event in change_watcher.tables.events_after(last)] == ["client.revoked"]
-    for mine in (headers, other):
-        for operation in GUARDED:
+    for mine, called in ((headers, GUARDED), (other, [*WORKERS, *ANYBODYS])):
+        for operation in called:
             _assert_problem(_call(http, operation, mine), 401, "unauthenticated", "expired or revoked")
     with pytest.raises(Conflict, match="is revoked; enrol the data owner under a new name"):
         shared_coordinator.worker_token("leaver")
