@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
-from fedssl.client import Client, RunNotFinished, WorkerClient, model_card
+from fedssl.client import Client, Retry, RunNotFinished, WorkerClient, model_card
 from fedssl.embeddings.encoders import load_model
 from fedssl.protocol.data import PartitionConfig
 from fedssl.protocol.ledger import LedgerAnchor
@@ -548,7 +548,8 @@ def test_a_wrong_token_exits_with_4(coordinator: Coordinator, fedssl: Fedssl, tm
         assert said in result.stderr
 
 
-def test_no_coordinator_at_the_address_exits_with_3(fedssl: Fedssl) -> None:
+def test_no_coordinator_at_the_address_exits_with_3(fedssl: Fedssl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedssl.client.Retry", lambda seconds: Retry(seconds=seconds / 10))
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"

@@ -1,12 +1,16 @@
 """Every page: which roles may open it, what its headers forbid, and that hostile names stay text."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from sqlalchemy.orm import Session
 
 import fedssl_coordinator.dashboard
+from fedssl_coordinator.core.models import Run
+from fedssl_coordinator.dashboard.runs import overview
 from support.coordinator import Coordinator
 from support.evaluated_runs import POINTS, add_embedding_map
 from support.large_run import add_large_run
@@ -207,6 +211,21 @@ def test_static_files_are_cached_and_no_other_files_are_served(viewer: Browser) 
 def test_the_link_to_the_next_round_exists_only_if_the_round_does(viewer: Browser, scenario: Scenario) -> None:
     assert f'rel="next" href="/runs/{scenario.id}/rounds/2"' in viewer.get(f"/runs/{scenario.id}/rounds/1").text
     assert 'rel="next"' not in viewer.get(f"/runs/{scenario.id}/rounds/2").text
+
+
+def test_the_list_of_runs_computes_each_row_once(
+    viewer: Browser, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, computed = overview.rows, list[UUID]()
+
+    def counted(session: Session, runs: Sequence[Run]) -> list[overview.Row]:
+        computed.extend(run.id for run in runs)
+        return rows(session, runs)
+
+    monkeypatch.setattr(overview, "rows", counted)
+    assert viewer.get("/runs").status_code == 200
+    assert computed.count(scenario.id) == 1
+    assert len(computed) == len(set(computed))
 
 
 def test_a_clients_page_counts_all_of_its_runs(viewer: Browser, tables: Tables) -> None:

@@ -32,16 +32,17 @@ def test_a_run_is_renamed_tagged_and_described(shared_coordinator: Coordinator, 
     assert event.message == "unnamed: new name and tags and notes"
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("name", "<b>"), ("name", ""), ("tags", "Upper"), ("tags", "a" * 40), ("notes", "x" * 10_001)]
-)
-def test_an_invalid_edit_changes_nothing(operator: Browser, run: str, field: str, value: str) -> None:
-    answer = operator.send(f"{run}/edit", **{"name": "fine", "tags": "fine", "notes": "", field: value})
-    assert answer.status_code == 422
-    reason = unescape(answer.text.split('role="alert">')[1].split("</p>")[0])
-    assert fields_with_a_mistake(answer.text) == [field]
-    assert field in reason
-    assert "pattern" not in reason
+def test_an_invalid_edit_changes_nothing(shared_coordinator: Coordinator, operator: Browser, run: str) -> None:
+    before = shared_coordinator.client.run(UUID(run.removeprefix("/runs/")))
+    cases = (("name", "<b>"), ("name", ""), ("tags", "Upper"), ("tags", "a" * 40), ("notes", "x" * 10_001))
+    for field, value in cases:
+        answer = operator.send(f"{run}/edit", **{"name": "fine", "tags": "fine", "notes": "", field: value})
+        assert answer.status_code == 422, (field, value)
+        reason = unescape(answer.text.split('role="alert">')[1].split("</p>")[0])
+        assert fields_with_a_mistake(answer.text) == [field]
+        assert field in reason
+        assert "pattern" not in reason
+        assert shared_coordinator.client.run(before.id) == before, (field, value)
     assert "<h1>unnamed</h1>" in operator.get(run).text
 
 

@@ -140,12 +140,12 @@ def test_streams_can_be_left_before_their_end(scenario: Scenario) -> None:
     assert _log(scenario)[-1].kind == "run.finished"
 
 
-@pytest.mark.parametrize("last", ["-1", "x", "1.5", "9" * 19, ""])
-def test_an_invalid_last_event_id_is_refused(scenario: Scenario, last: str) -> None:
+def test_an_invalid_last_event_id_is_refused(scenario: Scenario) -> None:
     with scenario.coordinator.http() as http:
-        answer = http.get(f"/v1/runs/{scenario.id}/events/stream", headers={"Last-Event-ID": last})
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["loc"] == ["header", "last-event-id"]
+        for last in ("-1", "x", "1.5", "9" * 19, ""):
+            answer = http.get(f"/v1/runs/{scenario.id}/events/stream", headers={"Last-Event-ID": last})
+            assert answer.status_code == 422, last
+            assert answer.json()["errors"][0]["loc"] == ["header", "last-event-id"], last
 
 
 def test_the_stream_of_an_unknown_run_is_not_found(coordinator: Coordinator) -> None:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -275,20 +274,25 @@ def _spoil(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-@pytest.mark.parametrize(("damage", "said"), [(_remove, "is missing"), (_shorten, "bytes instead of"),
-                                              (_spoil, "has other bytes")])  # fmt: skip
-def test_verify_store_finds_missing_and_damaged_files(
-    scenario: Scenario, coordinator: Coordinator, damage: Callable[[Path], Any], said: str
-) -> None:
+def test_verify_store_finds_missing_and_damaged_files(scenario: Scenario, coordinator: Coordinator) -> None:
     scenario.work("a")
-    assert "no faults" in run_command("verify-store").output
     update = str(scenario.round.assignments[0].update)
-    damage(coordinator.store / update[:2] / update[2:4] / update)
-    result = run_command("verify-store")
-    assert result.exit_code == 1
-    assert f"{update} " in result.output
-    assert said in result.output
-    assert "1 fault\n" in result.output
+    path = coordinator.store / update[:2] / update[2:4] / update
+    content = path.read_bytes()
+    damages: tuple[tuple[Callable[[Path], None], str], ...] = (
+        (_remove, "is missing"),
+        (_shorten, "bytes instead of"),
+        (_spoil, "has other bytes"),
+    )
+    for damage, said in damages:
+        assert "no faults" in run_command("verify-store").output
+        damage(path)
+        result = run_command("verify-store")
+        assert result.exit_code == 1, said
+        assert f"{update} " in result.output
+        assert said in result.output
+        assert "1 fault\n" in result.output, said
+        path.write_bytes(content)
 
 
 def test_nothing_is_collected_while_a_backup_is_made(scenario: Scenario, coordinator: Coordinator) -> None:

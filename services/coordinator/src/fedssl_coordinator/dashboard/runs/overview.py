@@ -150,12 +150,15 @@ def _change(probes: Sequence[tuple[int, float]]) -> str:
     return f"{formats.points(value - score)} points since round {at}"
 
 
-def needing_attention(session: Session) -> list[Row]:
-    """Return the unfinished runs that need attention."""
+def needing_attention(session: Session, known: Sequence[Row] = ()) -> list[Row]:
+    """Return the unfinished runs that need attention. `known`: rows that the same page shows, to compute none twice."""
+    by_run = {row.run.id: row for row in known}
     found: list[Row] = []
     before = None
     while active := queries.page(session, PAGE, before, "active", ""):
-        found += [row for row in rows(session, active) if row.status.needs_attention]
+        if others := [run for run in active if run.id not in by_run]:
+            by_run |= {row.run.id: row for row in rows(session, others)}
+        found += [by_run[run.id] for run in active if by_run[run.id].status.needs_attention]
         before = (active[-1].created_at, active[-1].id)
     return found
 

@@ -32,7 +32,7 @@ def list_runs(
         return render("runs_table.html", visitor, **context)
     facts, counts, paused = overview.totals(session)
     groups = {key: name for key, (name, _) in GROUPS.items()}
-    attention = overview.needing_attention(session)
+    attention = overview.needing_attention(session, listed.rows)
     return render(
         "runs.html", visitor, facts=facts, counts=counts, paused=paused, groups=groups, attention=attention, **context
     )
