@@ -58,6 +58,22 @@ def test_spherical_kmeans_reaches_a_fixed_point_of_its_equations(seed: int) -> N
         assert centroids[m].numpy() == pytest.approx(total / np.linalg.norm(total), rel=1e-9)
 
 
+@pytest.mark.parametrize("num_clusters", [7, 40])
+def test_spherical_kmeans_takes_the_steps_of_its_equations(num_clusters: int) -> None:
+    """Three steps in plain float64, from the same samples."""
+    z = torch.randn(60, 3, generator=generator(1), dtype=torch.float64)
+    found = spherical_kmeans(z, num_clusters, generator=generator(2), num_iterations=3)
+    unit = z.numpy() / np.linalg.norm(z.numpy(), axis=1, keepdims=True)
+    centroids = unit[torch.randperm(60, generator=generator(2))[:num_clusters].numpy()]
+    for _ in range(3):
+        nearest = (unit @ centroids.T).argmax(axis=1)
+        assert set(nearest) == set(range(num_clusters)), "no cluster is empty"
+        sums = np.array([unit[nearest == m].sum(axis=0) for m in range(num_clusters)])
+        centroids = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    np.testing.assert_allclose(found.centroids.numpy(), centroids, atol=1e-12)
+    assert found.assignments.tolist() == (unit @ centroids.T).argmax(axis=1).tolist()
+
+
 def test_spherical_kmeans_finds_planted_clusters_of_unequal_size() -> None:
     found = 0
     for seed in range(10):

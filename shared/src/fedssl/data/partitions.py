@@ -42,9 +42,10 @@ def partition(
     Args:
         labels: class numbers (N,).
         num_clients: K.
-        scheme: `iid` splits at random; sizes differ by at most one image. `classes` gives client i the i-th sequence of
-            whole classes (two of CIFAR-10 with five clients); if K exceeds the number of classes, the clients of one
-            class share its images. `dirichlet` spreads every class over the clients by a draw from Dirichlet(alpha).
+        scheme: `iid` splits at random, as EasyFL's code does; sizes differ by at most one image, and numbers per class
+            vary (FedU and FedRLC print equal ones). `classes` gives client i the i-th sequence of whole classes (two of
+            CIFAR-10 with five clients); if K exceeds the number of classes, the clients of one class share its images.
+            `dirichlet` spreads every class over the clients by a draw from Dirichlet(alpha).
         seed: 0 or larger; the same seed gives the same split.
         alpha: the concentration, needed for `dirichlet`: the smaller it is, the fewer classes a client has.
         variant: how `dirichlet` treats sizes.

@@ -35,7 +35,7 @@ class FineTuneSettings:
         head_learning_rate: the learning rate of the classifier.
         schedule: `cosine` decreases both learning rates to 0, epoch by epoch.
         hidden_dim: None for a linear classifier, else the width of one hidden layer with BatchNorm and ReLU.
-        batch_size, epochs: over the labelled images; a last incomplete batch is used.
+        batch_size, epochs: over the labelled images; a last incomplete batch is used, unless it is a single image.
         batch_norm_epochs: epochs in which BatchNorm normalises with the batch and its statistics follow the images,
             whether or not the encoder's weights do; afterwards the network trains in eval mode. None means all epochs.
         evaluate_every: epochs between two tests; the last epoch is always tested.
