@@ -33,6 +33,7 @@ _MODULES = (
     "fedssl_worker.main",
     "celery.apps.worker",
     "celery.beat",
+    "torch._dynamo",  # imported by DistributedDataParallel
 )
 # What the interpreter and its libraries read once, when they are loaded.
 _READ_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "MKL_", "KMP_", "CUDA_", "TORCH")
@@ -228,6 +229,7 @@ def _become(request: bytes, stdin: int, log: int) -> list[str]:
 
 
 def _preload() -> None:
+    gc.disable()  # each search through the imported modules would find nothing
     for module in _MODULES:
         import_module(module)
     from fedssl_coordinator.core.settings import settings
@@ -236,6 +238,7 @@ def _preload() -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a child of several threads may inherit their locks"
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _main() -> NoReturn:

@@ -101,6 +101,7 @@ def test_the_parameters_of_parts_that_are_not_chosen_are_only_shown_on_request()
     assert "method.reducer" in short & whole
 
 
+@pytest.mark.full(but=8)
 @pytest.mark.parametrize("name", METHOD_CONFIGS)
 def test_every_parameter_of_a_method_is_shown_with_its_default(name: str) -> None:
     result = CliRunner().invoke(app, ["method", "show", name])

@@ -210,6 +210,7 @@ def test_a_step_is_recorded_once_after_some_eager_steps(programs: list[_Program]
     assert _Steps.current.num_replays == whole - NUM_EAGER_STEPS
 
 
+@pytest.mark.full
 def test_a_new_learning_rate_is_recorded_again(programs: list[_Program]) -> None:
     two_rounds(two_rounds_spec("scaffold", schedule="cosine"))
     assert len(programs) == 2

@@ -115,14 +115,14 @@ def dies_in(owner: type, name: str, *, after: bool) -> Callable[[pytest.MonkeyPa
     return lambda patch: patch.setattr(owner, name, call)
 
 
-@pytest.mark.full(but=4)
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
+        (ClientStates, "keep"),
         (Executor, "_fetch"),
         (Executor, "execute"),
-        (ClientStates, "keep"),
         (Egress, "send"),
         (Agent, "_train_and_submit"),
     ],

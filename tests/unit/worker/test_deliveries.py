@@ -46,7 +46,8 @@ def test_a_delivery_is_repeated_if_its_answer_is_lost(harness: WorkerHarness) ->
     assert sent["sent_bytes"] == 2 * sent["bytes"]
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 411, 413, 414, 431])
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("status", [404, 413, 400, 405, 411, 414, 431])
 def test_an_update_is_uploaded_and_submitted_if_a_proxy_or_older_coordinator_refuses_it(
     harness: WorkerHarness, status: int
 ) -> None:

@@ -153,6 +153,7 @@ def test_transfer_to_images_of_another_shape_is_scored(folder: Path, tmp_path: P
     assert found["fine_tuned"]["num_labelled"] == 150
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_a_map_is_written_as_a_png(folder: Path, tmp_path: Path, method: str) -> None:
     path = tmp_path / "new folder" / "map.png"

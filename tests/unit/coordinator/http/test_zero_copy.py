@@ -79,9 +79,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("pause_seconds", [0, 0.001], ids=["fast", "slow"])
+@pytest.mark.full(but=4)
 @pytest.mark.parametrize("is_cached", [True, False], ids=["cached", "on the disk"])
+@pytest.mark.parametrize("pause_seconds", [0, 0.001], ids=["fast", "slow"])
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
 def test_callers_receive_the_part_of_the_file_and_the_connection_stays_open(
     path: Path,
     sent: list[int],
