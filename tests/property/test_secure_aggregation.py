@@ -81,8 +81,8 @@ def test_every_schedule_of_losses_of_five_clients_gives_the_sum_or_none() -> Non
     assert num_sums == 181
 
 
-@pytest.mark.full(but=1)
-@pytest.mark.parametrize("revealing", range(6))
+@pytest.mark.full(but=2)
+@pytest.mark.parametrize("revealing", [2, 4, 3, 5, 1, 0])
 def test_any_numbers_of_losses_of_five_clients_in_each_phase_give_the_sum_or_none(revealing: int) -> None:
     limits = Thresholds(degree=4, threshold=3, collusion=0, min_survivors=3)
     for lost_in in itertools.combinations_with_replacement(range(NEVER), 5 - revealing):

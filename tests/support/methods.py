@@ -1,7 +1,7 @@
 """A small federation of real images (scikit-learn's digits) for tests of methods."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -107,7 +107,7 @@ REPRESENTATIVE_METHODS = ("fedema", "fedmoco", "flesd", "orchestra", "scaffold")
 """Together they have every trait that `tests/contract/test_representative_methods.py` lists."""
 
 
-def methods_of_this_run(names: Iterable[str]) -> list[Any]:
-    """Return the names as test parameters. All but the representative methods run only if pytest is called with --full
-    (see conftest.py)."""
-    return [name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.full) for name in names]
+def methods_of_this_run(names: Iterable[str], kept: Collection[str] = REPRESENTATIVE_METHODS) -> list[Any]:
+    """Return the names as test parameters. All but those in `kept` run only if pytest is called with --full (see
+    conftest.py)."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.full) for name in names]

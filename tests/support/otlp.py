@@ -63,7 +63,7 @@ class Receiver:
 
     @contextmanager
     def running(self) -> Iterator["Receiver"]:
-        thread = threading.Thread(target=self._server.serve_forever)
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield self

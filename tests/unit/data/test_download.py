@@ -37,7 +37,7 @@ def served(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(served: Path) -> Iterator[str]:
     with LoopbackServer(functools.partial(FileHandler, directory=str(served))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server.url
         server.shutdown()
 

@@ -68,7 +68,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def server(source: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with LoopbackServer(functools.partial(FileHandler, directory=str(source))) as http_server:
-        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        threading.Thread(target=http_server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         monkeypatch.setattr("fedssl.data.fetch._SERVER", http_server.url)
         yield
         http_server.shutdown()

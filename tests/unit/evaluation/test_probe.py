@@ -55,6 +55,7 @@ def test_flesd_has_its_schedule_and_views() -> None:
     assert (views.jitter, views.greyscale, views.blur, views.solarize) == (0, 0, 0, 0)
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize("name", PROBES)
 def test_separable_classes_are_learnt_in_every_setting(name: str) -> None:
     settings = dataclasses.replace(PROBES[name], batch_size=min(PROBES[name].batch_size, 128), augmentation=None)

@@ -30,10 +30,27 @@ def test_all_tables_of_the_five_papers_are_listed() -> None:
     assert all(table["source"] and table["title"] for table in published().values())
 
 
+def _parts(method: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the names of the parts that a method is composed of."""
+    names = [method[key]["name"] for key in ("merge", "reducer") if method.get(key)]
+    return method["name"], *names, *(add_on["name"] for add_on in method.get("add_ons", ()))
+
+
+def test_the_plan_of_every_combination_of_parts_can_be_built() -> None:
+    distinct = {_parts(c.spec.method.model_dump()): c.spec for c in reversed(ALL)}
+    assert len(distinct) > 20
+    for spec in distinct.values():
+        assert METHODS[spec.method.name].bind(spec).plan.broadcast
+
+
+@pytest.mark.full
 def test_every_cell_is_a_run_that_its_method_can_plan() -> None:
     distinct = {(c.spec.method.model_dump_json(), c.spec.model, c.spec.data.channels): c.spec for c in ALL}
     for spec in distinct.values():
         assert METHODS[spec.method.name].bind(spec).plan.broadcast
+
+
+def test_every_cell_has_known_measures_and_data_sets() -> None:
     for cell in ALL:
         assert cell.measures.keys() == cell.published.keys()
         for measure in cell.measures.values():

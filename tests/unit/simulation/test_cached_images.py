@@ -43,6 +43,7 @@ def _differences(first: Tensors, second: Tensors) -> list[str]:
     return [name for name in first if not torch.equal(first[name], second[name])]
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", ["fedx", "orchestra", "fedrlc"])  # references, rotated images, and whole passes
 def test_methods_train_on_cached_images(folder: Path, name: str) -> None:
     result = simulate(_spec(folder, name))

@@ -247,6 +247,7 @@ def test_fedx_can_be_added_to_fedrlc() -> None:
     assert len([name for name in terms if name.startswith("loss/")]) == 5
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("host", ["fedbyol", "fedu", "fedema"])
 def test_the_crossed_divergence_can_be_added_to_the_byol_family(host: str) -> None:
     spec = method_spec(host, method={"name": host, "add_ons": [{"name": "crossed_kl", "num_centers": 3}]})

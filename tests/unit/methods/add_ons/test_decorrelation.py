@@ -103,12 +103,13 @@ def test_a_weight_of_zero_leaves_only_the_hosts_losses(name: str) -> None:
     assert values == host.values(batch)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     ("host", "add_on"),
     [
         ("supervised", {"name": "decorrelation", "on": "h"}),
-        ("fedbyol", {"name": "decorrelation"}),
         ("fedsimclr", {"name": "fur"}),
+        ("fedbyol", {"name": "decorrelation"}),
         ("fedbyol", {"name": "fur"}),
     ],
 )

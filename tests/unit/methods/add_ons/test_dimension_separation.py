@@ -292,6 +292,7 @@ def test_a_client_without_valid_dimensions_is_refused() -> None:
         own_dimensions(dataclasses.replace(without, dimensions=(3, 16)))
 
 
+@pytest.mark.full(but=3)
 @pytest.mark.parametrize(
     ("host", "add_ons"),
     [

@@ -239,6 +239,7 @@ def test_weights_multiply_their_terms() -> None:
     assert twos == {name: pytest.approx(2 * value) for name, value in ones.items()}
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("other", [{"name": "proximal", "mu": 0.01}, {"name": "scaffold"}])
 def test_local_distillation_trains_with_proximal_or_scaffold_as_in_table_2(other: dict[str, Any]) -> None:
     spec = _spec("fedx", other, **LOCAL_ONLY)
@@ -255,7 +256,7 @@ def test_local_distillation_works_without_a_federation() -> None:
     assert local_round(spec, start(spec).broadcast).update == {}
 
 
-@pytest.mark.parametrize("host", methods_of_this_run(HOSTS))
+@pytest.mark.parametrize("host", methods_of_this_run(HOSTS, ["fedmoco"]))
 def test_fedx_can_be_added_to_every_host_and_changes_its_result(host: str) -> None:
     spec = _spec(host)
     result = simulate(spec, shards(spec))

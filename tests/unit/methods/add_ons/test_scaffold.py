@@ -271,7 +271,8 @@ def test_variates_restart_after_a_client_lost_its_own_as_worked_out_by_hand() ->
     assert value_of(after(first, 0.0, 3.0, lost="client-1", spec=bounded)) == {2.0}  # the lost c_k is still in c
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
 def test_c_becomes_the_mean_of_the_variates_again_after_clients_lost_their_own(fraction: float) -> None:
     spec = _spec(num_rounds=6)
     clients = shards(spec)

@@ -60,6 +60,7 @@ def test_such_a_client_continues_from_its_own_weights_and_not_from_the_students(
     assert all(torch.equal(a, b) for a, b in zip(cold[0].parameters(), cold[1].parameters(), strict=True))
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("host", ["fedsimclr", "fedmoco", "fedalignuniform"])
 def test_other_objectives_support_clients_with_their_own_encoders(host: str) -> None:
     spec = _spec({"client_distillation": {"num_epochs": 2}}, host)
@@ -68,6 +69,7 @@ def test_other_objectives_support_clients_with_their_own_encoders(host: str) -> 
     assert result.model["encoder.blocks.1.conv.weight"].shape == (16, 8, 3, 3)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("packing", ["factored-f32", "factored-f16", "triangle-f16", "triangle-i8"])
 def test_embeddings_of_different_widths_fit_one_plan(packing: str) -> None:
     spec = _spec({"packing": packing}, **NO_PROJECTOR)

@@ -208,6 +208,7 @@ def test_rounding_errors_do_not_set_lambda(rounded: dict[str, Any], tolerance: f
     assert numbers[0][1] == pytest.approx(0.7)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("host", ["ssd", "fedsimclr", "fedmoco", "supervised"])
 def test_fedemas_merge_works_with_other_objectives(host: str) -> None:
     """For example, SSD can use FedEMA's merge."""

@@ -36,6 +36,7 @@ def test_nothing_is_sent_and_all_networks_are_kept(tmp_path: Any) -> None:
     assert load_tensors(tmp_path / "update") == {}
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("host", ["fedbyol", "fedsimclr", "supervised"])
 def test_a_client_that_trains_alone_equals_a_federation_of_one(host: str) -> None:
     """The mean of one client is its own weights: FedAvg of one, round by round, bit for bit."""

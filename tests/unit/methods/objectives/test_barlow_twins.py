@@ -34,6 +34,7 @@ def test_encoder_and_projector_are_sent_and_nothing_is_kept() -> None:
     assert result.state == {}
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     "parts",
     [

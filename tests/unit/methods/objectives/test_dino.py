@@ -153,6 +153,7 @@ def test_a_client_without_state_starts_with_the_student_as_its_teacher() -> None
     assert float(center(client.modules).current.abs().max()) == 0
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     "parts",
     [

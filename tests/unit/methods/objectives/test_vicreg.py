@@ -46,6 +46,7 @@ def test_fedvicreg_trains_without_a_projector() -> None:
     assert {name.split(".")[0] for name in simulate(spec, shards(spec)).model} == {"encoder"}
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize(
     "parts",
     [

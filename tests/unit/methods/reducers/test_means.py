@@ -120,6 +120,7 @@ def test_euas_step_is_the_shortest_combination_and_opposes_no_clients_drift() ->
     assert all(moved @ g > 0 for g in flat)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("reducer", [{"name": "eua", "server_learning_rate": 0.3}, {"name": "ldawa"}])
 @pytest.mark.parametrize("host", ["fedbyol", "supervised"])
 def test_both_reducers_combine_the_weights_of_other_methods(reducer: dict[str, Any], host: str) -> None:

@@ -73,6 +73,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_named(name: str) -> None:
     assert all(torch.equal(tensor, without.state[key]) for key, tensor in found.state.items())
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("name", REDUCERS)
 def test_a_simulation_is_finite_and_reproducible(name: str) -> None:
     """A whole run with five clients ends with finite weights, and with the same bits if it is repeated."""

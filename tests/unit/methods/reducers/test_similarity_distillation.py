@@ -171,6 +171,7 @@ def _unit(z: np.ndarray) -> np.ndarray:
     return z / np.linalg.norm(z, axis=1, keepdims=True)
 
 
+@pytest.mark.full(but=2)
 @pytest.mark.parametrize("packing", TOLERANCES)
 def test_training_works_with_every_packing(packing: str) -> None:
     spec = _spec(reducer={"packing": packing})
@@ -377,6 +378,7 @@ def test_a_run_of_one_round_is_flesd_cc() -> None:
 # --- Supported and unsupported combinations -----------------------------------------------------------------------
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("host", ["fedsimclr", "fedmoco", "fedalignuniform"])
 def test_other_objectives_can_be_distilled(host: str) -> None:
     spec = _spec(host)

@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.loaders
+import botocore.session
 from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
@@ -67,6 +70,12 @@ class SentPart:
     etag: str
 
 
+@cache
+def _descriptions() -> botocore.loaders.Loader:
+    """Return the reader of the descriptions of services. Reading them takes 0.2 s, here once per process."""
+    return botocore.loaders.create_loader()
+
+
 class Bucket:
     """One prefix of a bucket. Threads may share it.
 
@@ -76,7 +85,9 @@ class Bucket:
 
     def __init__(self, address: S3Address, access_key: str | None = None, secret_key: str | None = None) -> None:
         """Set up the access. Without keys, the library uses AWS_* variables, files, or the pod's or machine's role."""
-        session = boto3.session.Session(access_key, secret_key, region_name=address.region)
+        core = botocore.session.get_session()
+        core.register_component("data_loader", _descriptions())
+        session = boto3.session.Session(access_key, secret_key, region_name=address.region, botocore_session=core)
         self._name = address.bucket
         self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._s3 = _client(session, address.endpoint, SECONDS)
