@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-import sqlalchemy
 
 from fedssl.client import Conflict, NotFound
 from fedssl.protocol.states import Outcome, RoundState, RunState, Verdict
-from fedssl_coordinator.core.db import engine
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.scenario import MakeScenario, Scenario
@@ -330,24 +328,3 @@ def test_metrics_of_an_older_version_that_are_not_finite_are_left_out(
     losses = {metric.client_id: metric.value for metric in coordinator.client.metrics(scenario.id, "loss")}
     assert losses == {"a": 1.7e308, "b": 1.0}
     assert not [metric for metric in coordinator.client.metrics(scenario.id) if metric.name.startswith("odd")]
-
-
-def test_closing_and_opening_a_round_sends_as_many_statements_for_many_clients_as_for_few(
-    make_scenario: MakeScenario,
-) -> None:
-    sent: list[str] = []
-
-    def count(_: object, cursor: object, statement: str, *others: object) -> None:
-        sent.append(statement)
-
-    numbers = []
-    for names in ("ab", "cdefg"):
-        scenario = make_scenario(names)
-        scenario.work(*names)
-        sent.clear()
-        sqlalchemy.event.listen(engine(), "before_cursor_execute", count)
-        scenario.advance()
-        sqlalchemy.event.remove(engine(), "before_cursor_execute", count)
-        numbers.append(len(sent))
-        assert [row.number for row in scenario.rounds] == [1, 2]
-    assert numbers[0] == numbers[1] <= 45
