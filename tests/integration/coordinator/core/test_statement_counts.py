@@ -1,4 +1,4 @@
-"""The statements, transactions and round trips of a worker's requests and of a round. Lower a number here if it falls."""
+"""The statements, transactions and round trips of workers' requests and of a round. Lower a number here if it falls."""
 
 from collections.abc import Callable
 from pathlib import Path
