@@ -27,7 +27,7 @@ def distillation_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
 
 
 _trained: dict[tuple[str, int, str, str], LocalResult] = {}
-"""What each client has trained from a broadcast: most scenarios of a process train the same."""
+"""The results of clients that trained, by spec, round, client and broadcast: most scenarios train the same."""
 
 
 class DistillationScenario:
