@@ -1,8 +1,11 @@
 """Real workers in this process, advanced round by round."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 import torch
 
 from fedssl.artifacts.tensors import load_tensors
@@ -12,6 +15,7 @@ from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.states import Outcome
 from fedssl.protocol.views import EventView
 from fedssl.simulation import Result
+from fedssl_worker import agent
 from fedssl_worker.agent import Agent
 from fedssl_worker.data import OwnImages
 from fedssl_worker.disclosure.egress import Egress
@@ -23,6 +27,14 @@ from support.methods import shards
 
 CPU = torch.device("cpu")
 LOST = "client-1"
+
+
+@contextmanager
+def short_pauses() -> Iterator[None]:
+    """Let workers of this process that find no work pause for a moment only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agent, "_IDLE_SECONDS", 0.1)
+        yield
 
 
 class Workers:
@@ -53,8 +65,9 @@ class Workers:
         self.agents[name] = self._agent(name)
 
     def train(self, *names: str) -> None:
-        for name in names or tuple(self.agents):
-            self.agents[name].step()
+        with short_pauses():
+            for name in names or tuple(self.agents):
+                self.agents[name].step()
         self.coordinator.advance(self.id)
 
     def damage_state(self, name: str = LOST, *, how: str = "flipped") -> None:

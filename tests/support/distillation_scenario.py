@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from fedssl.client import WorkerClient
-from fedssl.engine import run_local_round
+from fedssl.engine import LocalResult, run_local_round
 from fedssl.methods import METHODS
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import DistillationJobView, EventView, RoundView, RunView
-from fedssl.protocol.work import Submit, WorkItem
+from fedssl.protocol.work import WorkItem
 from support.coordinator import Coordinator
-from support.federation import upload
+from support.federation import deliver_tensors
 from support.methods import PUBLIC, context, method_spec, shards
 from support.rounds import client_data
 from support.tables import Tables
@@ -24,6 +24,10 @@ def distillation_spec(num_epochs: int = 6, **changes: Any) -> RunSpec:
     spec = method_spec("flesd", public_data=PUBLIC).model_dump(mode="json")
     spec["method"]["reducer"]["num_epochs"] = num_epochs
     return RunSpec.model_validate({**spec, "num_rounds": 1, **changes})
+
+
+_trained: dict[tuple[str, int, str, str], LocalResult] = {}
+"""The results of clients that trained, by spec, round, client and broadcast: most scenarios train the same."""
 
 
 class DistillationScenario:
@@ -51,17 +55,13 @@ class DistillationScenario:
         self.coordinator.advance(self.id)
 
     def _submit(self, name: str, worker: WorkerClient, item: WorkItem) -> None:
-        broadcast = self.coordinator.tensors(item.broadcast)
-        ctx = context(self.spec, item.round_number, name)
-        method = METHODS[self.spec.method.name]
-        result = run_local_round(method, broadcast, None, client_data(self.spec, name), ctx)
-        digest = upload(worker, item, result.update, self._folder)
-        worker.submit(
-            Submit(
-                assignment_id=item.assignment_id, update=digest, num_examples=result.num_examples,
-                metrics=result.metrics,
-            )
-        )  # fmt: skip
+        key = (self.spec.model_dump_json(), item.round_number, name, item.broadcast)
+        if (result := _trained.get(key)) is None:
+            broadcast = self.coordinator.tensors(item.broadcast)
+            ctx = context(self.spec, item.round_number, name)
+            method = METHODS[self.spec.method.name]
+            result = _trained[key] = run_local_round(method, broadcast, None, client_data(self.spec, name), ctx)
+        deliver_tensors(worker, item, result.update, self._folder, result.num_examples, result.metrics)
 
     def distil(self) -> None:
         """Do in this process what the worker of the queue `distill` does with the run's unfinished job."""

@@ -24,6 +24,7 @@ def tiny_spec(**changes: object) -> RunSpec:
     return RunSpec.model_validate({**TINY, **changes})
 
 
+_MOST = 1e30  # a metric must not be larger
 _DTYPES = {"F32": torch.float32, "I64": torch.int64}
 
 
@@ -44,9 +45,31 @@ def upload(worker: WorkerClient, item: WorkItem, tensors: Tensors, folder: Path)
 def deliver(
     worker: WorkerClient, item: WorkItem, folder: Path, value: float = 0.0, num_examples: int = 10
 ) -> Submitted:
-    """Upload and submit a constant update."""
-    digest = upload(worker, item, tensors_for(item.plan.update, value), folder)
-    metrics = {"loss": min(value, 1e30)}  # a metric must not be larger
+    """Send and submit a constant update in one request, as workers do with small updates."""
+    return deliver_tensors(
+        worker, item, tensors_for(item.plan.update, value), folder, num_examples, {"loss": min(value, _MOST)}
+    )
+
+
+def deliver_tensors(
+    worker: WorkerClient, item: WorkItem, tensors: Tensors, folder: Path, num_examples: int, metrics: dict[str, float]
+) -> Submitted:
+    """Send and submit tensors as the update of an assignment, in one request."""
+    path = folder / f"{item.assignment_id}.safetensors"
+    save_tensors(tensors, path)
+    submission = Submit(
+        assignment_id=item.assignment_id, update=digest_of(path), num_examples=num_examples, metrics=metrics
+    )
+    submitted = worker.deliver(submission, path).submitted
+    assert submitted is not None
+    return submitted
+
+
+def upload_and_submit(
+    worker: WorkerClient, item: WorkItem, folder: Path, value: float = 0.0, num_examples: int = 10
+) -> Submitted:
+    """Upload a constant update and submit it, as workers do with large updates."""
+    digest, metrics = upload(worker, item, tensors_for(item.plan.update, value), folder), {"loss": min(value, _MOST)}
     return worker.submit(
         Submit(assignment_id=item.assignment_id, update=digest, num_examples=num_examples, metrics=metrics)
     )

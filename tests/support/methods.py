@@ -14,6 +14,7 @@ from fedssl.methods.api import ClientData, Context
 from fedssl.protocol.data import DataConfig, PartitionConfig, PublicDataConfig
 from fedssl.protocol.methods import METHOD_CONFIGS
 from fedssl.protocol.runs import RunSpec
+from fedssl.simulation import Result, simulate
 
 PUBLIC = {"dataset": "digits", "split": "test", "num_images": 48}
 
@@ -85,6 +86,17 @@ def shards(spec: RunSpec) -> dict[str, ImageData]:
     """Return every client's images."""
     assert spec.partition is not None
     return _shards(spec.partition)
+
+
+def simulation_of(spec: RunSpec) -> Result:
+    """Return the simulation of a spec, which this process computes once."""
+    return _simulated(spec.model_dump_json())
+
+
+@functools.lru_cache(maxsize=8)
+def _simulated(spec_json: str) -> Result:
+    spec = RunSpec.model_validate_json(spec_json)
+    return simulate(spec, shards(spec))
 
 
 @functools.lru_cache

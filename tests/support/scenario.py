@@ -8,7 +8,7 @@ from fedssl.client import WorkerClient
 from fedssl.protocol.views import EventView, RoundView, RunView
 from fedssl.protocol.work import WorkItem
 from support.coordinator import Coordinator
-from support.federation import deliver, tiny_spec
+from support.federation import deliver, tiny_spec, upload_and_submit
 from support.tables import Tables
 
 # A scenario may exist while tests of other files run, so its leases must not expire by the clock.
@@ -58,6 +58,10 @@ class Scenario:
 
     def deliver(self, name: str, value: float = 1.0, num_examples: int = 10) -> None:
         deliver(self.workers[name], self._items[name], self._folder, value, num_examples)
+
+    def upload(self, name: str, value: float = 1.0) -> None:
+        """Upload and submit, as a large update."""
+        upload_and_submit(self.workers[name], self._items[name], self._folder, value)
 
     def work(self, *names: str, value: float = 1.0) -> None:
         """Claim and deliver work for each client."""

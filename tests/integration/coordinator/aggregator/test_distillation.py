@@ -17,7 +17,7 @@ from fedssl.simulation import simulate
 from support.coordinator import Coordinator
 from support.distillation_scenario import DistillationScenario, distillation_spec
 from support.federation import tiny_spec
-from support.methods import method_spec, shards
+from support.methods import method_spec, shards, simulation_of
 from support.tables import Tables
 
 
@@ -31,7 +31,7 @@ def _assert_simulated(scenario: DistillationScenario) -> None:
     run = scenario.run
     assert run.outcome == Outcome.COMPLETED, run.reason
     assert run.model is not None
-    deployed, simulated = scenario.coordinator.tensors(run.model), simulate(scenario.spec, shards(scenario.spec)).model
+    deployed, simulated = scenario.coordinator.tensors(run.model), simulation_of(scenario.spec).model
     assert deployed.keys() == simulated.keys()
     assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
 
@@ -94,7 +94,7 @@ def test_training_before_the_first_round_is_a_job_too(coordinator: Coordinator, 
     assert scenario.run.current_round is None
     scenario.distil()
     assert scenario.run.initial_model is not None
-    simulated = simulate(scenario.spec, shards(scenario.spec)).initial
+    simulated = simulation_of(scenario.spec).initial
     deployed = coordinator.tensors(scenario.run.initial_model)
     assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
     coordinator.advance(scenario.id)
@@ -201,6 +201,7 @@ class _Interrupted:
         monkeypatch.setattr(distillation_checkpoints, "PROGRESS_SECONDS", 0)
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("checkpoint_seconds", ["0", "30"])
 def test_a_running_job_stops_at_its_next_epoch(
     scenario: DistillationScenario,

@@ -10,12 +10,11 @@ import torch
 from fedssl.artifacts.store import FileStore
 from fedssl.errors import StoreUnavailable
 from fedssl.protocol.states import JobState, Outcome
-from fedssl.simulation import simulate
 from fedssl_coordinator.core.store import store
 from fedssl_coordinator.storage.artifacts.removal import release
 from support.coordinator import Coordinator
 from support.distillation_scenario import DistillationScenario
-from support.methods import shards
+from support.methods import simulation_of
 from support.tables import Tables
 
 
@@ -64,7 +63,7 @@ def _finish(scenario: DistillationScenario) -> None:
     run = scenario.run
     assert run.outcome == Outcome.COMPLETED, run.reason
     assert run.model is not None
-    deployed, simulated = scenario.coordinator.tensors(run.model), simulate(scenario.spec, shards(scenario.spec)).model
+    deployed, simulated = scenario.coordinator.tensors(run.model), simulation_of(scenario.spec).model
     assert [name for name in simulated if not torch.equal(deployed[name], simulated[name])] == []
 
 

@@ -17,12 +17,11 @@ from fedssl.errors import DataError
 from fedssl.evaluation.suite import RESULTS
 from fedssl.protocol.states import JobState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.views import EvaluationView
-from fedssl.simulation import simulate
 from support.coordinator import Coordinator
 from support.distillation_scenario import DistillationScenario, distillation_spec
 from support.evaluated_runs import DATASET, FEW, evaluated_spec, register_digits, small_evaluation
 from support.federation import tiny_spec
-from support.methods import method_spec, shards
+from support.methods import method_spec, simulation_of
 from support.scenario import Scenario
 from support.servers import Servers
 from support.tables import Tables
@@ -66,7 +65,7 @@ def _pause_over(scenario: DistillationScenario) -> None:
 
 
 def _assert_simulated(scenario: DistillationScenario) -> None:
-    simulated = simulate(scenario.spec, shards(scenario.spec))
+    simulated = simulation_of(scenario.spec)
     assert {row.round_number: row.results for row in _listed(scenario)} == simulated.evaluations_by_round
     assert {row.chance for row in _listed(scenario)} == {simulated.chance}
 
@@ -344,7 +343,8 @@ def _dies_at(monkeypatch: pytest.MonkeyPatch, write: int) -> None:
     monkeypatch.setattr(_Progress, "on_results", on_results)
 
 
-@pytest.mark.parametrize(("write", "done"), [(1, []), (2, ["probe"]), (3, ["knn", "probe"])])
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize(("write", "done"), [(2, ["probe"]), (1, []), (3, ["knn", "probe"])])
 def test_a_killed_evaluation_resumes_at_the_next_measure(
     scenario: DistillationScenario, monkeypatch: pytest.MonkeyPatch, write: int, done: list[str]
 ) -> None:
@@ -375,7 +375,7 @@ def test_a_killed_evaluation_resumes_at_the_next_measure(
     _evaluate(scenario)
     assert asked == [tuple(measure for measure in ("probe", "knn", "geometry") if measure not in done)]
     scenario.coordinator.client.stop(scenario.id)
-    simulated = simulate(scenario.spec, shards(scenario.spec)).evaluations_by_round
+    simulated = simulation_of(scenario.spec).evaluations_by_round
     assert _listed(scenario)[0].results == simulated[0]
     assert [event.message[:31] for event in scenario.events("evaluation.stalled")] == [
         "try 1: the aggregator ended whi"

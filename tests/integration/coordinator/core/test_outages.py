@@ -17,7 +17,7 @@ from fedssl.protocol.work import Register
 from fedssl_coordinator.dashboard.session import COOKIE
 from fedssl_local import Postgres, Valkey
 from support.environment import coordinator_environment, migrate
-from support.federation import deliver, tiny_spec
+from support.federation import tiny_spec, upload_and_submit
 from support.processes import Federation, federation
 
 pytestmark = pytest.mark.full
@@ -97,7 +97,7 @@ def test_without_redis_all_requests_succeed_and_the_sweep_catches_up(
     item = worker.claim(5)  # waits by polling, if it waits at all
     assert item is not None
     started = time.monotonic()
-    deliver(worker, item, tmp_path)
+    upload_and_submit(worker, item, tmp_path)
     assert time.monotonic() - started < 2 * QUICKLY
     valkey.start()
     done = running.wait_for(lambda: client.run(run.id).outcome, "the sweep", 30)
@@ -141,7 +141,7 @@ def test_the_processes_and_a_stream_survive_a_restart_of_postgres(
     postgres.start()
 
     assert client.run(run.id).rounds_closed == 0  # the very next request succeeds
-    deliver(worker, item, tmp_path)
+    upload_and_submit(worker, item, tmp_path)
     running.wait_for(lambda: client.run(run.id).outcome, "the run's end", 30)
     watcher.join(15)
     assert not watcher.is_alive()

@@ -1,4 +1,4 @@
-"""The statements, transactions and round trips of each request of a worker. Lower a number here if it falls."""
+"""The statements, transactions and round trips of workers' requests and of a round. Lower a number here if it falls."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -131,3 +131,15 @@ def test_an_anchor_adds_two_statements(coordinator: Coordinator) -> None:
     anchors = [LedgerAnchor(key="a" * 64, seq=seq, head=f"{seq:064x}") for seq in (1, 2)]
     assert worker.heartbeat(anchor=anchors[0]).receipt is not None
     assert _cost(lambda: worker.heartbeat(anchor=anchors[1])) == (3, 1, 5)
+
+
+def test_closing_a_round_and_opening_the_next_costs_as_much_for_many_clients_as_for_few(
+    coordinator: Coordinator, tables: Tables, tmp_path: Path
+) -> None:
+    costs = []
+    for names in ("ab", "cdefg"):
+        scenario = Scenario(coordinator, tables, tmp_path, names)
+        scenario.work(*names)
+        costs.append(_cost(scenario.advance))
+        assert [row.number for row in scenario.rounds] == [1, 2]
+    assert costs == [(41, 7, 55)] * 2

@@ -155,6 +155,7 @@ def test_a_client_whose_update_is_left_out_does_not_pause_the_run(
     assert _alerts(coordinator, scenario) == []
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize("distils", [False, True])
 def test_real_clients_give_the_same_alerts_as_a_simulation(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, *, distils: bool

@@ -62,6 +62,7 @@ def test_a_continued_run_has_the_bits_of_one_with_all_rounds(
     traces.check(tables, workers.id)
 
 
+@pytest.mark.full
 def test_a_run_can_be_continued_twice(coordinator: Coordinator, tables: Tables, tmp_path: Path) -> None:
     workers = Workers(coordinator, tmp_path, _spec("fedbyol", 1))
     _completed(workers)

@@ -119,11 +119,11 @@ def test_a_client_keeps_its_dimensions_however_the_cohort_is_sampled(coordinator
     """Clients that are not in a round also own dimensions, from the first round on."""
     names = [f"c{number}" for number in range(4)]
     workers = {name: coordinator.worker(name) for name in names}
-    run = coordinator.client.create_run(_ssd(num_rounds=8, cohort={"min_clients": 4, "fraction": 0.5}))
+    run = coordinator.client.create_run(_ssd(num_rounds=4, cohort={"min_clients": 4, "fraction": 0.5}))
     coordinator.advance(run.id)
     first, cohorts = _shown(coordinator, run.id), set()
     assert list(first) == names
-    for _ in range(8):
+    for _ in range(4):
         current = coordinator.client.run(run.id).current_round
         assert current is not None
         cohort = [part.client_id for part in current.assignments]

@@ -35,6 +35,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("changes", "words"), UNFIT)
 def test_a_client_that_cannot_take_part_is_left_out_of_an_open_cohort(
     coordinator: Coordinator, tables: Tables, tmp_path: Path, changes: dict[str, Any], words: str

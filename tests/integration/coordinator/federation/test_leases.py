@@ -120,14 +120,14 @@ def test_a_heartbeat_reports_the_resources_of_the_worker(scenario: Scenario) -> 
     assert reported == [(1_500_000_000, 3_000_000_000, 0.5), (None, None, None)]
 
 
-@pytest.mark.parametrize("value", [-1, 2**60, 1.5, "much"])
-def test_an_invalid_memory_size_is_refused(scenario: Scenario, value: object) -> None:
+def test_an_invalid_memory_size_is_refused(scenario: Scenario) -> None:
     item = scenario.claim("a")
     with scenario.coordinator.http(scenario.coordinator.worker_token("a")) as http:
-        body = {"assignment_id": str(item.assignment_id), "resources": {"memory_bytes": value}}
-        answer = http.post("/v1/work/heartbeat", json=body)
-    assert answer.status_code == 422
-    assert "memory_bytes" in answer.text
+        for value in (-1, 2**60, 1.5, "much"):
+            body = {"assignment_id": str(item.assignment_id), "resources": {"memory_bytes": value}}
+            answer = http.post("/v1/work/heartbeat", json=body)
+            assert answer.status_code == 422, value
+            assert "memory_bytes" in answer.text
 
 
 def test_a_claim_announces_that_resources_are_read(scenario: Scenario) -> None:

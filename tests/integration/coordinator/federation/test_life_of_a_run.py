@@ -8,7 +8,7 @@ from fedssl.artifacts.tensors import load_tensors
 from fedssl.client import Conflict
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from support.coordinator import Coordinator
-from support.federation import deliver, tiny_spec
+from support.federation import tiny_spec, upload_and_submit
 
 
 def test_two_clients_complete_a_run_of_two_rounds(coordinator: Coordinator, tmp_path: Path) -> None:
@@ -24,10 +24,10 @@ def test_two_clients_complete_a_run_of_two_rounds(coordinator: Coordinator, tmp_
         assert item_b is not None
         assert item_a.round_number == item_b.round_number == number
         assert item_a.broadcast == item_b.broadcast
-        deliver(b, item_b, tmp_path, high, num_examples=20)
+        upload_and_submit(b, item_b, tmp_path, high, num_examples=20)
         coordinator.advance(run.id)  # one of two updates does not close the round
         assert coordinator.client.run(run.id).rounds_closed == number - 1
-        deliver(a, item_a, tmp_path, low, num_examples=10)
+        upload_and_submit(a, item_a, tmp_path, low, num_examples=10)
         coordinator.advance(run.id)
         assert _global_value(coordinator, run.id, tmp_path) == mean  # (10 low + 20 high) / 30
 

@@ -29,7 +29,8 @@ def _pages(coordinator: Coordinator, path: str, limit: int, **query: str) -> lis
 
 
 def _assert_cut_anyhow(coordinator: Coordinator, path: str, key: str, expected: list[Any]) -> None:
-    for limit in (1, 2, 3, len(expected), len(expected) + 1, 100):
+    few = (1, 2, 3) if len(expected) < 10 else (7,)
+    for limit in (*few, len(expected), len(expected) + 1, 100):
         pages = _pages(coordinator, path, limit)
         assert [item[key] for page in pages for item in page] == expected
         assert [len(page) for page in pages[:-1]] == [limit] * (len(pages) - 1)
@@ -77,14 +78,14 @@ def test_clients_are_listed_by_name_and_tokens_newest_first(coordinator: Coordin
 def test_rounds_events_and_metrics_are_listed_oldest_first(
     coordinator: Coordinator, tables: Tables, tmp_path: Path
 ) -> None:
-    scenario, other = (Scenario(coordinator, tables, tmp_path, names, num_rounds=4) for names in ("ab", "cd"))
-    for _ in range(4):
+    scenario, other = (Scenario(coordinator, tables, tmp_path, names, num_rounds=3) for names in ("ab", "cd"))
+    for _ in range(3):
         for one in (other, scenario):  # both write to the same tables in turn
             one.work(*one.workers)
             one.advance()
     path = f"/v1/runs/{scenario.id}"
-    _assert_cut_anyhow(coordinator, f"{path}/rounds", "number", [1, 2, 3, 4])
-    assert all(len(r["assignments"]) == 2 for page in _pages(coordinator, f"{path}/rounds", 3) for r in page)
+    _assert_cut_anyhow(coordinator, f"{path}/rounds", "number", [1, 2, 3])
+    assert all(len(r["assignments"]) == 2 for page in _pages(coordinator, f"{path}/rounds", 2) for r in page)
     events = tables.query("SELECT id FROM events WHERE run_id = %s ORDER BY id", scenario.id)
     _assert_cut_anyhow(coordinator, f"{path}/events", "id", [event_id for (event_id,) in events])
     opened = tables.query("SELECT id FROM events WHERE run_id = %s AND kind = 'round.opened' ORDER BY id", scenario.id)
@@ -92,7 +93,7 @@ def test_rounds_events_and_metrics_are_listed_oldest_first(
     assert [event["id"] for page in pages for event in page] == [event_id for (event_id,) in opened]
     losses = [m for page in _pages(coordinator, f"{path}/metrics", 2, name="loss") for m in page]
     assert [(m["round_number"], m["client_id"]) for m in losses] == [
-        (number, client) for number in (1, 2, 3, 4) for client in ("a", "b", None)
+        (number, client) for number in (1, 2, 3) for client in ("a", "b", None)
     ]
     assert _pages(coordinator, f"{path}/metrics", 2, name="nothing/of_the_kind") == [[]]
 
@@ -161,12 +162,12 @@ def test_a_page_of_rounds_is_limited_by_its_number_of_assignments(
     """A round with more clients than the limit is a page of its own."""
     from fedssl_coordinator.federation.runs import service
 
-    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=5)
-    for _ in range(5):
+    scenario = Scenario(coordinator, tables, tmp_path, "abc", num_rounds=3)
+    for _ in range(3):
         scenario.work("a", "b", "c")
         scenario.advance()
-    for most, expected in ((7, [2, 2, 1]), (2, [1, 1, 1, 1, 1]), (100, [5])):
+    for most, expected in ((7, [2, 1]), (2, [1, 1, 1]), (100, [3])):
         monkeypatch.setattr(service, "_ASSIGNMENTS_SHOWN", most)
         pages = _pages(coordinator, f"/v1/runs/{scenario.id}/rounds", 50)
         assert [len(page) for page in pages] == expected
-        assert [row["number"] for page in pages for row in page] == [1, 2, 3, 4, 5]
+        assert [row["number"] for page in pages for row in page] == [1, 2, 3]

@@ -82,9 +82,8 @@ def _unusable(*arguments: Any) -> LocalResult:
     return dataclasses.replace(result, update=update)
 
 
-@pytest.mark.parametrize(
-    ("train", "min_updates"), [(_dies, 2), pytest.param(_dies, 3, marks=pytest.mark.full), (_unusable, 2)]
-)
+@pytest.mark.full(but=1)
+@pytest.mark.parametrize(("train", "min_updates"), [(_unusable, 2), (_dies, 2), (_dies, 3)])
 def test_a_state_stays_lost_until_an_update_of_its_client_is_used(
     coordinator: Coordinator,
     tables: Tables,

@@ -17,7 +17,7 @@ from fedssl.client import ApiError, ClientError, DuplicateUpdate, ServerError
 from fedssl.protocol.states import AssignmentState, Outcome, RoundState, RunState, Verdict
 from fedssl.protocol.work import Submit, Submitted, WorkItem
 from support.coordinator import Coordinator
-from support.federation import deliver, tensors_for, upload
+from support.federation import tensors_for, upload, upload_and_submit
 from support.scenario import Scenario
 from support.tables import Tables
 from support.waiting import wait_until
@@ -318,7 +318,7 @@ def test_concurrent_clients_aggregators_and_operators_leave_nothing_inconsistent
             workers[name].decline(item.assignment_id, "not now")
         elif chance < 0.9:
             workers[name].heartbeat(item.assignment_id)
-            deliver(workers[name], item, folder, rng.random())
+            upload_and_submit(workers[name], item, folder, rng.random())
 
     def aggregate(rng: random.Random) -> None:
         coordinator.advance(rng.choice(scenarios).id)

@@ -15,7 +15,7 @@ from fedssl.protocol.policy import AllowRule, PolicyNotice
 from fedssl.protocol.states import AssignmentState
 from fedssl.protocol.work import Submit, WorkItem
 from support.coordinator import Coordinator
-from support.federation import deliver, tensors_for, tiny_spec, upload
+from support.federation import tensors_for, tiny_spec, upload, upload_and_submit
 from support.tables import ChangeWatcher, Tables
 from support.uploads import digest, safetensors_bytes
 
@@ -78,7 +78,7 @@ def test_a_repeated_submission_gets_the_same_answer(
     coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
-    first = deliver(worker, item, tmp_path, 1.0)
+    first = upload_and_submit(worker, item, tmp_path, 1.0)
     update = str(watching.tables.one("SELECT update_digest FROM assignments"))
     again = _submit(item, update).model_copy(update={"metrics": {"loss": 1.0}})
     with watching.nothing_changes() as events:
@@ -94,7 +94,7 @@ def test_changed_numbers_are_refused_after_an_update_was_accepted(
     coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
-    deliver(worker, item, tmp_path, 1.0)
+    upload_and_submit(worker, item, tmp_path, 1.0)
     accepted = _submit(item, str(watching.tables.one("SELECT update_digest FROM assignments")))
     for changes, message in (
         ({"num_examples": 99, "metrics": {"loss": 1.0}}, r"num_examples 10, not 99, of a, and keeps it"),
@@ -163,7 +163,7 @@ def test_another_update_is_refused_after_one_was_accepted(
     coordinator: Coordinator, watching: ChangeWatcher, tmp_path: Path
 ) -> None:
     worker, item = _leased(coordinator)
-    deliver(worker, item, tmp_path, 1.0)
+    upload_and_submit(worker, item, tmp_path, 1.0)
     with (
         _refused(watching, "assignment.refused", "a", item),
         pytest.raises(DuplicateUpdate, match="has already accepted another update of a, and keeps it"),
@@ -184,7 +184,7 @@ def test_late_requests_are_refused_after_the_round_has_closed(
     assert item_a is not None
     assert item_b is not None
     update = upload(b, item_b, tensors_for(item_b.plan.update, 9.0), tmp_path)
-    deliver(a, item_a, tmp_path, 1.0)
+    upload_and_submit(a, item_a, tmp_path, 1.0)
     watching.tables.execute("UPDATE rounds SET deadline = now() - interval '1 second'")
     coordinator.advance(run.id)
     assert coordinator.client.run(run.id).rounds_closed == 1

@@ -209,6 +209,7 @@ def test_another_version_of_the_protocol_is_refused_with_the_side_to_upgrade(
     assert "another version of fedssl, with another version of secure aggregation, has begun the round" in closed.reason
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.parametrize(("weight", "why"), [(200, "robustness.max_examples allows 160"), (-500, "must be positive")])
 def test_a_weight_above_its_limit_or_below_zero_leads_to_a_skipped_round(
     weight: int, why: str, coordinator: Coordinator, tmp_path: Path

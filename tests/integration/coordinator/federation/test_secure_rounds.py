@@ -29,7 +29,7 @@ from fedssl_worker.disclosure.ledger import LedgerError
 from fedssl_worker.disclosure.ledger.verification import read_entries
 from support.coordinator import Coordinator
 from support.evaluated_runs import evaluated_spec, register_digits
-from support.methods import method_spec, shards
+from support.methods import method_spec, shards, simulation_of
 from support.recording import RecordingProxy
 from support.secure_members import SecureMembers
 from support.secure_workers import SECURE_ONLY, SecureWorkers, kill_after
@@ -64,7 +64,7 @@ def _assert_simulated(workers: SecureWorkers, result: Result) -> None:
 
 
 @pytest.mark.full(but=1)
-@pytest.mark.parametrize("points", [POINTS[1:10:4], [p for p in POINTS if p not in POINTS[1:10:4]]])
+@pytest.mark.parametrize("points", [POINTS[1:10:8], [p for p in POINTS if p not in POINTS[1:10:8]]])
 def test_a_worker_killed_after_any_write_or_message_continues_with_the_same_bits(
     points: list[tuple[str, int]],
     coordinator: Coordinator,
@@ -76,7 +76,7 @@ def test_a_worker_killed_after_any_write_or_message_continues_with_the_same_bits
     workers = SecureWorkers(coordinator, tmp_path, spec)
     kill_after(monkeypatch, workers, VICTIM, dict(enumerate(points, start=1)))
     workers.train()
-    _assert_simulated(workers, simulate(_spec(len(points), secure=False), shards(spec)))
+    _assert_simulated(workers, simulation_of(_spec(len(points), secure=False)))
     ended = workers.events("secure_round.ended")
     assert [event.data["survivors"] for event in ended] == [sorted(shards(spec))] * len(points)
     # No shares and reveals are left, and the next collection removes each masked vector.
@@ -177,7 +177,7 @@ def test_centroids_leave_without_masks_if_the_policy_permits_it(coordinator: Coo
         workers.register(allowed)
         workers.train()
         sent = b"".join(request.body for request in proxy.requests())
-    _assert_simulated(workers, simulate(plain, shards(plain)))
+    _assert_simulated(workers, simulation_of(plain))
     assert coordinator.client.client("client-0").num_images is None
     last = sorted((tmp_path / "client-0").glob("runs/*/*/update.safetensors"))[-1]
     _assert_nothing_else_left(last, sent, but="local_centroids")
@@ -412,6 +412,7 @@ def test_only_one_of_several_clients_that_announce_one_key_at_once_is_accepted(c
         assert list(threads.map(announce, [f"site-{number}" for number in range(6)])).count(True) == 1
 
 
+@pytest.mark.full(but=1)
 @pytest.mark.changes_states
 @pytest.mark.parametrize("names", [("num_words",), ("num_words64", "num_words32")], ids=["old", "between"])
 def test_a_secure_round_that_an_earlier_version_opened_continues(
@@ -423,7 +424,7 @@ def test_a_secure_round_that_an_earlier_version_opened_continues(
     for name in names:
         tables.execute(f"UPDATE secure_rounds SET facts = facts::jsonb #- '{{context,{name}}}'")
     workers.train()
-    _assert_simulated(workers, simulate(_spec(1, secure=False), shards(workers.spec)))
+    _assert_simulated(workers, simulation_of(_spec(1, secure=False)))
 
 
 @pytest.mark.changes_states

@@ -223,30 +223,28 @@ def test_an_answer_about_another_round_is_refused(coordinator: Coordinator, chan
     assert [event.kind for event in events] == ["site_evaluation.answer_refused"]
 
 
-@pytest.mark.parametrize(
-    "measures",
-    [
-        '{"knn": {"confusion": [[NaN, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
-        '{"knn": {"confusion": [[-3, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
-        '{"knn": {"confusion": [[1e400, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
-        '{"knn": {"confusion": [[2.5, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
-        '{"guess": {"confusion": [], "positives": [], "negatives": []}}',
-        "[]",
-    ],
-)
-def test_counts_that_are_not_whole_numbers_are_refused(
-    coordinator: Coordinator, change_watcher: ChangeWatcher, measures: str
-) -> None:
+_NOT_WHOLE = [
+    '{"knn": {"confusion": [[NaN, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+    '{"knn": {"confusion": [[-3, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+    '{"knn": {"confusion": [[1e400, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+    '{"knn": {"confusion": [[2.5, 1], [1, 3]], "positives": [[4], [4]], "negatives": [[4], [4]]}}',
+    '{"guess": {"confusion": [], "positives": [], "negatives": []}}',
+    "[]",
+]
+
+
+def test_counts_that_are_not_whole_numbers_are_refused(coordinator: Coordinator, change_watcher: ChangeWatcher) -> None:
     _, _ = _prepared(coordinator)
     token = coordinator.worker_token("a")
     item = WorkerClient(coordinator.url, token).claim_site_evaluation()
     assert item is not None
-    own = json.dumps(counts_json(measures=0)).replace('"measures": 0', f'"measures": {measures}')
-    body = f'{{"evaluation_id": "{item.evaluation_id}", "round_number": 0, "counts": {own}}}'
-    with coordinator.http(token) as http, change_watcher.nothing_changes() as events:
-        reply = http.post(SUBMIT, content=body, headers={"Content-Type": "application/json"})
-    assert reply.status_code == 422
-    assert [event.kind for event in events] == ["request.refused"]
+    for measures in _NOT_WHOLE:
+        own = json.dumps(counts_json(measures=0)).replace('"measures": 0', f'"measures": {measures}')
+        body = f'{{"evaluation_id": "{item.evaluation_id}", "round_number": 0, "counts": {own}}}'
+        with coordinator.http(token) as http, change_watcher.nothing_changes() as events:
+            reply = http.post(SUBMIT, content=body, headers={"Content-Type": "application/json"})
+        assert reply.status_code == 422, measures
+        assert [event.kind for event in events] == ["request.refused"], measures
 
 
 def test_an_answer_is_limited_to_a_mebibyte(coordinator: Coordinator) -> None:

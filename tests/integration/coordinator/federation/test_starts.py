@@ -146,21 +146,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
 def test_an_invalid_start_is_refused_with_the_key_and_the_reason(
-    coordinator: Coordinator, finished: Scenario, change_watcher: ChangeWatcher, tmp_path: Path, case: str
+    coordinator: Coordinator, finished: Scenario, change_watcher: ChangeWatcher, tmp_path: Path
 ) -> None:
     coordinator.client.add_weights("start", encoder_file(tmp_path))
     runs = {"finished": str(finished.id), "unfinished": str(coordinator.client.create_run(tiny_spec()).id)}
-    initial, key, reason = REFUSED[case]
-    initial = {name: runs.get(str(value), value) for name, value in initial.items()}
-    with change_watcher.nothing_changes() as events, coordinator.http() as http:
-        answer = http.post("/v1/runs", json={"spec": starting(**initial).model_dump(mode="json")})
-    assert answer.status_code == 422, answer.text
-    [error] = answer.json()["errors"]
-    assert error["loc"] == ["spec", "model", "initial", key]
-    assert reason in error["msg"]
-    assert [event.kind for event in events] == ["request.refused"]
+    for case, (given, key, reason) in REFUSED.items():
+        initial = {name: runs.get(str(value), value) for name, value in given.items()}
+        with change_watcher.nothing_changes() as events, coordinator.http() as http:
+            answer = http.post("/v1/runs", json={"spec": starting(**initial).model_dump(mode="json")})
+        assert answer.status_code == 422, (case, answer.text)
+        [error] = answer.json()["errors"]
+        assert error["loc"] == ["spec", "model", "initial", key], case
+        assert reason in error["msg"], case
+        assert [event.kind for event in events] == ["request.refused"], case
 
 
 def test_a_run_with_another_encoder_is_refused(coordinator: Coordinator, finished: Scenario) -> None:

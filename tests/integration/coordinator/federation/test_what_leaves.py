@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +12,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import httpx
 import numpy as np
 import pytest
 from pydantic import BaseModel
+from typer.testing import CliRunner
 
 from fedssl.data import ImageData, save_npz
 from fedssl.protocol.data_card import DataReport
@@ -25,9 +23,12 @@ from fedssl.protocol.secure_work import SecureQuery, SecureSubmission
 from fedssl.protocol.site_work import SiteAnswer
 from fedssl.protocol.states import RunState
 from fedssl.protocol.work import DELIVERY_HEADER, Claim, Decline, EndedQuery, Heartbeat, Register, Submit
+from fedssl_worker.main import app
+from support.commands import json_of
 from support.coordinator import Coordinator
 from support.federation import tiny_spec
 from support.listening import LoopbackServer, QuietHandler
+from support.openapi import api_document
 from support.preloaded import Forked, preloaded
 from support.recording import RecordingProxy, Request
 
@@ -100,8 +101,8 @@ def finish(coordinator: Coordinator, run_id: UUID, folder: Path) -> None:
 
 def ledger(folder: Path, *arguments: str) -> Any:
     """Return the JSON output of the data owner's command `ledger`."""
-    command = [sys.executable, "-m", "fedssl_worker", "ledger", *arguments, "--state", str(folder / "state")]
-    return json.loads(subprocess.run([*command, "--format", "json"], capture_output=True, check=True).stdout)
+    command = ["ledger", *arguments, "--state", str(folder / "state"), "--format", "json"]
+    return json_of(CliRunner().invoke(app, command))
 
 
 def check_json(request: Request) -> BaseModel:
@@ -111,8 +112,8 @@ def check_json(request: Request) -> BaseModel:
     return JSON[request.path].model_validate_json(request.body)  # an unknown key is an error
 
 
-def test_these_tests_know_every_message_of_the_protocol(coordinator: Coordinator) -> None:
-    paths = httpx.get(f"{coordinator.url}/openapi.json", timeout=60).json()["paths"]
+def test_these_tests_know_every_message_of_the_protocol() -> None:
+    paths = api_document()["paths"]
     assert {path for path in paths if path.startswith("/v1/work/")} == {*JSON, DELIVERY, EVALUATION_CLAIM}
 
 

@@ -143,7 +143,7 @@ def test_all_tokens_of_a_revoked_client_are_refused_everywhere(
         for operation in called:
             _assert_problem(_call(http, operation, mine), 401, "unauthenticated", "expired or revoked")
     with pytest.raises(Conflict, match="is revoked; enrol the data owner under a new name"):
-        shared_coordinator.worker_token("leaver")
+        shared_coordinator.client.create_token("worker", "leaver")
 
 
 def test_secrets_are_shown_once_and_are_not_stored(

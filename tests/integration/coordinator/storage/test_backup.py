@@ -18,7 +18,7 @@ from fedssl.client import Retry, WorkerClient
 from fedssl.protocol.states import Outcome
 from support.coordinator import Coordinator
 from support.environment import coordinator_environment
-from support.federation import deliver, tiny_spec
+from support.federation import tiny_spec, upload_and_submit
 from support.servers import Servers
 
 pytestmark = pytest.mark.full
@@ -52,7 +52,7 @@ class Federation:
         while self.coordinator.client.run(self.run_id).rounds_closed < num_rounds:
             for name, worker in self._workers.items():
                 if (item := worker.claim(0)) is not None:
-                    deliver(worker, item, self._folder, item.round_number + 0.1 * NAMES.index(name))
+                    upload_and_submit(worker, item, self._folder, item.round_number + 0.1 * NAMES.index(name))
             self.coordinator.advance(self.run_id)
             collect()
 
