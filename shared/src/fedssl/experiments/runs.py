@@ -141,7 +141,7 @@ def run_in_folder(
     """
     spec = pinned(spec)
     if keep_clients:
-        _require_weights(spec)
+        require_weights(spec)
     with nullcontext() if is_locked else locked_folder(folder):
         stamp = files_stamp(spec, machine.data_root) if clients is None and public is None else ""
         checkpoint = FolderCheckpoint(folder / CHECKPOINT)
@@ -197,7 +197,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         _remove_if_unused(folder)
 
 
-def _require_weights(spec: RunSpec) -> None:
+def require_weights(spec: RunSpec) -> None:
     """Raise SpecError if the coordinator sees something other than weights of the clients."""
     update = METHODS[spec.method.name].bind(spec).plan.update
     if update and all(tensor.kind != "weights" for tensor in update):
@@ -273,6 +273,15 @@ def is_of(spec: RunSpec, folder: Path) -> bool:
     manifest = read_json(folder / CHECKPOINT / "manifest.json")
     found = [document for document in (read_json(folder / RESULT), manifest) if document is not None]
     return not found or all(document.get("key") == run_key(pinned(spec)) for document in found)
+
+
+def require_own(spec: RunSpec, folder: Path) -> None:
+    """Raise ResultsError if the folder holds another run."""
+    if not is_of(spec, folder):
+        raise ResultsError(
+            f"{folder} holds another spec's run, or was made by other code: take another folder, or start again with "
+            "--restart"
+        )
 
 
 def clear(folder: Path) -> None:
