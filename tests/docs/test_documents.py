@@ -13,10 +13,9 @@ from fedssl.cli.main import app as fedssl_app
 from fedssl.protocol.runs import RunSpec
 from fedssl_coordinator.main import app as coordinator_app
 from fedssl_worker.main import app as worker_app
+from support.documents import DOCUMENTS, ROOT
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
-DOCUMENTS = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *PAGES]
+PAGES = [path for path in DOCUMENTS if path.parent != ROOT]
 PROGRAMS = {"fedssl": fedssl_app, "fedssl-coordinator": coordinator_app, "fedssl-worker": worker_app}
 
 _FENCE = re.compile(r"^ *```(\w+)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)

@@ -12,7 +12,7 @@ from uuid import UUID
 import torch
 
 from fault import specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.injected import SAME_BITS
 from fedssl.artifacts.tensors import load_tensors
 from fedssl.protocol.runs import RunSpec
@@ -45,29 +45,29 @@ _TWO_DAYS = 2 * 24 * 3600.0
 _TRIES = 10
 
 
-def completed(arena: Arena, run_id: UUID, spec: RunSpec, times_finished: int = 1) -> RunView:
+def completed(federation: FaultFederation, run_id: UUID, spec: RunSpec, times_finished: int = 1) -> RunView:
     """Wait for the run's end and check everything: weights, rows, events, store and ledgers.
 
     `times_finished`: how often the run came to its end, if it was continued.
     """
-    run = arena.finished(run_id)
+    run = federation.finished(run_id)
     assert run.outcome == Outcome.COMPLETED, run.reason
     assert run.rounds_closed == spec.num_rounds
-    same_weights(arena, run_id, spec)
-    with arena.tables() as tables:
+    same_weights(federation, run_id, spec)
+    with federation.tables() as tables:
         nothing_lost_or_twice(tables, run_id, spec)
         traces.check(tables, run_id)
-    story(list(arena.client.event_log(run_id)), spec, times_finished)
-    no_orphans(arena)
-    ledgers_hold(arena)
-    arena.injected.settle(SAME_BITS)
+    story(list(federation.client.event_log(run_id)), spec, times_finished)
+    no_orphans(federation)
+    ledgers_hold(federation)
+    federation.injected.settle(SAME_BITS)
     return run
 
 
-def same_weights(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
+def same_weights(federation: FaultFederation, run_id: UUID, spec: RunSpec) -> None:
     """Assert that the run's weights are exactly those of the undisturbed run."""
-    path = arena.folder / "model.safetensors"
-    arena.client.download_model(run_id, path)
+    path = federation.folder / "model.safetensors"
+    federation.client.download_model(run_id, path)
     deployed, expected = load_tensors(path), specs.reference(spec)
     assert deployed.keys() == expected.keys()
     different = [name for name in expected if not torch.equal(deployed[name], expected[name])]
@@ -151,31 +151,31 @@ def _story_of_a_round(events: list[EventView]) -> None:
         assert own.count("assignment.leased") <= ended, f"{client}: {own}"
 
 
-def no_orphans(arena: Arena) -> None:
+def no_orphans(federation: FaultFederation) -> None:
     """Assert that the coordinator's own collector leaves exactly what some row needs, once everything is old enough.
 
     Retries for a few seconds, because the remains of an interrupted request may not have been removed yet.
     """
     left: list[str] = []
     for _ in range(_TRIES):
-        _make_old(arena)
+        _make_old(federation)
         with suppress(subprocess.CalledProcessError):  # another collection is running
-            arena.command("collect")
-        with arena.tables() as tables:
-            left = _left_over(tables, arena.store)
+            federation.command("collect")
+        with federation.tables() as tables:
+            left = _left_over(tables, federation.store)
         if not left:
             break
         time.sleep(1.0)
     assert not left, f"after a collection: {left}"
-    arena.command("verify-store")  # exits with 1 if a needed file is missing or has other bytes
+    federation.command("verify-store")  # exits with 1 if a needed file is missing or has other bytes
 
 
-def _make_old(arena: Arena) -> None:
+def _make_old(federation: FaultFederation) -> None:
     """Make everything in the store two days older. The store keeps unneeded files for one day."""
-    with arena.tables() as tables:
+    with federation.tables() as tables:
         for statement in _AGEING:
             tables.execute(statement)
-    for path in arena.store.rglob("*"):
+    for path in federation.store.rglob("*"):
         with suppress(FileNotFoundError):
             if path.is_file():
                 os.utime(path, (path.stat().st_atime, time.time() - _TWO_DAYS))
@@ -196,7 +196,7 @@ def _left_over(tables: Tables, store: Path) -> list[str]:
     ]
 
 
-def ledgers_hold(arena: Arena) -> None:
+def ledgers_hold(federation: FaultFederation) -> None:
     """Assert that each worker's ledger is an unbroken chain, in which every kill has left at most one torn line."""
-    for client in arena.clients:
-        verify(arena.state(client) / "ledger")
+    for client in federation.clients:
+        verify(federation.state(client) / "ledger")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.injected import HELD, VIOLATION, Injected
 from fault.report import counted, table
 from support import traces
@@ -64,23 +64,23 @@ def rng(seed: int, request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.fixture(scope="session")
-def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def federation(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultFederation]:
     """Yield a federation for all tests that do not need another one."""
-    with Arena(tmp_path_factory.mktemp("arena"), injected) as running:
+    with FaultFederation(tmp_path_factory.mktemp("federation"), injected) as running:
         yield running
 
 
 @pytest.fixture(autouse=True)
-def all_services_running(arena: Arena) -> Iterator[None]:
+def all_services_running(federation: FaultFederation) -> Iterator[None]:
     """Restart everything that an earlier test has left dead.
 
     After the test, the events of every run, even of an unfinished one, must be a path of the state machines.
     """
-    arena.heal()
+    federation.heal()
     yield
-    arena.heal()
-    with arena.tables() as tables:
-        arena.traced.update(traces.check_all(tables, *arena.traced))
+    federation.heal()
+    with federation.tables() as tables:
+        federation.traced.update(traces.check_all(tables, *federation.traced))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fault import audit, specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.gates import artifacts_held
 from fault.points import Round, aggregator_waits, until_open
 from fedssl.artifacts.tensors import load_tensors
@@ -33,9 +33,9 @@ def _flip(path: Path, rng: random.Random) -> None:
 
 
 @contextmanager
-def _unusable(arena: Arena, path: Path, fault: str, rng: random.Random) -> Iterator[None]:
+def _unusable(federation: FaultFederation, path: Path, fault: str, rng: random.Random) -> Iterator[None]:
     """Delete or damage a file of the store during the block, and restore it afterwards."""
-    arena.injected.note(fault, "store", "the broadcast")
+    federation.injected.note(fault, "store", "the broadcast")
     whole = path.read_bytes()
     if fault == "lost file":
         path.unlink()
@@ -48,88 +48,95 @@ def _unusable(arena: Arena, path: Path, fault: str, rng: random.Random) -> Itera
 
 
 @pytest.mark.parametrize("fault", ["lost file", "bit rot"])
-def test_a_run_waits_for_a_missing_or_damaged_broadcast(fault: str, arena: Arena, rng: random.Random) -> None:
+def test_a_run_waits_for_a_missing_or_damaged_broadcast(
+    fault: str, federation: FaultFederation, rng: random.Random
+) -> None:
     """Both workers decline more often than the round has attempts. The run waits, and ends with the same bits."""
     spec = specs.spec(rng.choice(specs.METHODS), num_rounds=2, cohort=ONE_ATTEMPT, seed=rng.randrange(2**32))
     with ExitStack() as stack:
-        with arena.stopped("client-0", "before its download"), arena.stopped("client-1", "before its download"):
-            run_id = arena.begin(spec)
-            until_open(arena, Round(run_id, 1))
-            [(digest,)] = arena.query("SELECT broadcast FROM rounds WHERE run_id = %s", run_id)
-            path = arena.store / digest[:2] / digest[2:4] / digest
-            stack.enter_context(_unusable(arena, path, fault, rng))
-        arena.until(lambda: digest in (arena.client.run(run_id).reason or ""), "the reason")
+        with (
+            federation.stopped("client-0", "before its download"),
+            federation.stopped("client-1", "before its download"),
+        ):
+            run_id = federation.begin(spec)
+            until_open(federation, Round(run_id, 1))
+            [(digest,)] = federation.query("SELECT broadcast FROM rounds WHERE run_id = %s", run_id)
+            path = federation.store / digest[:2] / digest[2:4] / digest
+            stack.enter_context(_unusable(federation, path, fault, rng))
+        federation.until(lambda: digest in (federation.client.run(run_id).reason or ""), "the reason")
         declined = "SELECT DISTINCT cause FROM assignments WHERE run_id = %s AND state = 'declined'"
-        assert arena.query(declined, run_id) == [(Cause.COORDINATOR,)]
-    _without_pauses(arena, run_id)
-    audit.completed(arena, run_id, spec)
-    assert {number for (number,) in arena.query("SELECT attempt FROM rounds WHERE run_id = %s", run_id)} == {1}
+        assert federation.query(declined, run_id) == [(Cause.COORDINATOR,)]
+    _without_pauses(federation, run_id)
+    audit.completed(federation, run_id, spec)
+    assert {number for (number,) in federation.query("SELECT attempt FROM rounds WHERE run_id = %s", run_id)} == {1}
 
 
-def _without_pauses(arena: Arena, run_id: UUID) -> None:
-    with arena.tables() as tables:
+def _without_pauses(federation: FaultFederation, run_id: UUID) -> None:
+    with federation.tables() as tables:
         tables.execute(_NO_PAUSE, run_id)
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
 @pytest.mark.parametrize("fault", ["lost file", "bit rot"])
 def test_a_lost_client_state_is_recorded_and_the_client_trains_without_it(
-    method: str, fault: str, arena: Arena, rng: random.Random
+    method: str, fault: str, federation: FaultFederation, rng: random.Random
 ) -> None:
     """The coordinator records the loss, and the weights are those of a simulation in which the client loses its
     state."""
     spec = specs.spec(method, num_rounds=4)
-    run_id = arena.begin(spec)
+    run_id = federation.begin(spec)
     number = rng.choice([1, 2])
-    until_open(arena, Round(run_id, number))
-    with aggregator_waits(arena, Round(run_id, number)):
-        [folder] = (arena.state(LOSER) / "runs" / str(run_id)).glob(f"{number:06d}-*")
-        arena.injected.note(fault, LOSER, "its client state")
+    until_open(federation, Round(run_id, number))
+    with aggregator_waits(federation, Round(run_id, number)):
+        [folder] = (federation.state(LOSER) / "runs" / str(run_id)).glob(f"{number:06d}-*")
+        federation.injected.note(fault, LOSER, "its client state")
         if fault == "lost file":
             shutil.rmtree(folder)
         else:
             _flip(folder / rng.choice(["state.safetensors", "note.json"]), rng)
-    run = arena.finished(run_id)
+    run = federation.finished(run_id)
     assert run.outcome == Outcome.COMPLETED, run.reason
-    [event] = arena.client.event_log(run_id, "client.state_lost")
+    [event] = federation.client.event_log(run_id, "client.state_lost")
     assert (event.client_id, event.round_number, event.data["accepted_round"]) == (LOSER, number + 1, number)
-    _same_as_cold(arena, run_id, spec, number + 1)
-    with arena.tables() as tables:
+    _same_as_cold(federation, run_id, spec, number + 1)
+    with federation.tables() as tables:
         audit.nothing_lost_or_twice(tables, run_id, spec)
-    audit.story(list(arena.client.event_log(run_id)), spec)
+    audit.story(list(federation.client.event_log(run_id)), spec)
 
 
-def _same_as_cold(arena: Arena, run_id: UUID, spec: RunSpec, number: int) -> None:
+def _same_as_cold(federation: FaultFederation, run_id: UUID, spec: RunSpec, number: int) -> None:
     expected = simulate(spec, specs.images(), lost_states={number: [LOSER]}).model
-    path = arena.folder / "model.safetensors"
-    arena.client.download_model(run_id, path)
+    path = federation.folder / "model.safetensors"
+    federation.client.download_model(run_id, path)
     deployed = load_tensors(path)
     assert [name for name in expected if not torch.equal(deployed[name], expected[name])] == []
 
 
-def test_an_aggregation_that_always_ends_its_process_is_given_up(arena: Arena, rng: random.Random) -> None:
+def test_an_aggregation_that_always_ends_its_process_is_given_up(
+    federation: FaultFederation, rng: random.Random
+) -> None:
     """The aggregation is given up after five tries, with its cause, and completes after the run is resumed."""
     spec = specs.spec(rng.choice(["fedbyol", "scaffold", "ssd"]), num_rounds=2, seed=rng.randrange(2**32))
-    run_id = arena.begin(spec)
+    run_id = federation.begin(spec)
     at = Round(run_id, rng.choice([1, 2]))
-    until_open(arena, at)
+    until_open(federation, at)
     with ExitStack() as stack:
-        with aggregator_waits(arena, at):
-            until_blocked = stack.enter_context(artifacts_held(arena))
-        _crash(arena, until_blocked)
+        with aggregator_waits(federation, at):
+            until_blocked = stack.enter_context(artifacts_held(federation))
+        _crash(federation, until_blocked)
     for _ in range(4):
-        with artifacts_held(arena) as until_blocked:
-            arena.revive("aggregator")
-            _without_pauses(arena, run_id)
-            _crash(arena, until_blocked)
-    arena.revive("aggregator")
-    _without_pauses(arena, run_id)
-    arena.until(lambda: arena.client.run(run_id).state == RunState.PAUSED, "the quarantine")
-    assert f"the aggregation of round {at.number} was given up: 5 tries" in (arena.client.run(run_id).reason or "")
-    arena.client.resume(run_id)
-    audit.completed(arena, run_id, spec)
+        with artifacts_held(federation) as until_blocked:
+            federation.revive("aggregator")
+            _without_pauses(federation, run_id)
+            _crash(federation, until_blocked)
+    federation.revive("aggregator")
+    _without_pauses(federation, run_id)
+    federation.until(lambda: federation.client.run(run_id).state == RunState.PAUSED, "the quarantine")
+    assert f"the aggregation of round {at.number} was given up: 5 tries" in (federation.client.run(run_id).reason or "")
+    federation.client.resume(run_id)
+    audit.completed(federation, run_id, spec)
 
 
-def _crash(arena: Arena, until_blocked: Callable[[str], None]) -> None:
+def _crash(federation: FaultFederation, until_blocked: Callable[[str], None]) -> None:
     until_blocked("the rows of the new weights")
-    arena.crash("aggregator", "in every try of an aggregation")
+    federation.crash("aggregator", "in every try of an aggregation")

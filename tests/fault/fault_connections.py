@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from fault import audit, specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.injected import Injected
 from fault.patience import scaled_timeout
 from fedssl_local.server import choose_port
@@ -34,7 +34,9 @@ def health_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def arena(injected: Injected, health_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def federation(
+    injected: Injected, health_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FaultFederation]:
     settings = {
         "FEDSSL_MAX_CONNECTIONS": str(_MOST),
         "FEDSSL_MAX_CONNECTIONS_PER_ADDRESS": "50",
@@ -42,15 +44,15 @@ def arena(injected: Injected, health_port: int, tmp_path_factory: pytest.TempPat
         "FEDSSL_FAILED_SIGN_INS_PER_MINUTE": "60",
         "FEDSSL_ADDRESS_REQUESTS_PER_MINUTE": "3000",
     }
-    with Arena(tmp_path_factory.mktemp("connections"), injected, **settings) as running:
+    with FaultFederation(tmp_path_factory.mktemp("connections"), injected, **settings) as running:
         yield running
 
 
 @contextmanager
-def held_open(arena: Arena, kind: str) -> Iterator[None]:
+def held_open(federation: FaultFederation, kind: str) -> Iterator[None]:
     """Keep more connections open than the API has places, from the workers' own address, and replace those it
     closes."""
-    address = httpx.URL(arena.url)
+    address = httpx.URL(federation.url)
     is_over = threading.Event()
 
     def hold() -> None:
@@ -66,7 +68,7 @@ def held_open(arena: Arena, kind: str) -> Iterator[None]:
                         connection.setblocking(False)
                 is_over.wait(0.2)
 
-    arena.injected.note(kind, "api", f"{_HELD} at a time")
+    federation.injected.note(kind, "api", f"{_HELD} at a time")
     thread = threading.Thread(target=hold)
     thread.start()
     try:
@@ -91,27 +93,27 @@ def _is_closed(connection: socket.socket) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_completes_while_other_connections_are_held_open(
-    kind: str, arena: Arena, health_port: int, rng: random.Random
+    kind: str, federation: FaultFederation, health_port: int, rng: random.Random
 ) -> None:
     spec = specs.spec(rng.choice(specs.METHODS[:1]), num_rounds=1, seed=rng.randrange(10**6))
-    with held_open(arena, kind):
-        run_id = arena.begin(spec)
+    with held_open(federation, kind):
+        run_id = federation.begin(spec)
         for _ in range(10):
             began = time.monotonic()
             for path in ("healthz", "readyz"):
                 assert httpx.get(f"http://127.0.0.1:{health_port}/{path}", trust_env=False).status_code == 200
             assert time.monotonic() - began < scaled_timeout(5)
             time.sleep(0.1)
-        audit.completed(arena, run_id, spec)
+        audit.completed(federation, run_id, spec)
 
 
-def test_probes_and_runs_succeed_while_tokens_are_guessed(arena: Arena) -> None:
+def test_probes_and_runs_succeed_while_tokens_are_guessed(federation: FaultFederation) -> None:
     """Tokens are guessed from the address of the probes and the workers, faster than the limits allow."""
     spec = specs.spec("fedbyol", num_rounds=1)
-    arena.injected.note("guessed tokens", "api", "100 at once")
-    with httpx.Client(base_url=arena.url, trust_env=False) as http:
+    federation.injected.note("guessed tokens", "api", "100 at once")
+    with httpx.Client(base_url=federation.url, trust_env=False) as http:
         for number in range(100):
             guess = {"Authorization": f"Bearer fedssl_{number}"}
             assert http.get("/v1/runs", headers=guess).status_code in (401, 429)
         assert http.get("/readyz").status_code == http.get("/healthz").status_code == 200
-    audit.completed(arena, arena.begin(spec), spec)
+    audit.completed(federation, federation.begin(spec), spec)

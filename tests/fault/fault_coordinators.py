@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from fault import audit, specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.proxy import Proxy, Request, Rule
 from support import hostile
 from support.listening import Listener
@@ -37,9 +37,9 @@ class Trap(Listener):
 
 
 @contextmanager
-def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[list[str]]:
+def hostile_answers(federation: FaultFederation, rng: random.Random, trap: Trap) -> Iterator[list[str]]:
     """Give prepared answers to some requests instead of the coordinator's. Yields the names of the given answers."""
-    proxy, given, lock = arena.proxy, list[str](), threading.Lock()
+    proxy, given, lock = federation.proxy, list[str](), threading.Lock()
     redirects = {
         f"a redirect by {status}": hostile.answer(b"", status, Location=f"{trap.url}/v1/work/claim")
         for status in ("301 Moved Permanently", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect")
@@ -55,7 +55,7 @@ def hostile_answers(arena: Arena, rng: random.Random, trap: Trap) -> Iterator[li
         if name is None:
             Proxy._exchange(proxy, client, request, body, rule)
             return
-        arena.injected.note(_kind(name), re.sub(r"(/(artifacts|uploads))/.*", r"\1/...", request.start), name)
+        federation.injected.note(_kind(name), re.sub(r"(/(artifacts|uploads))/.*", r"\1/...", request.start), name)
         with suppress(OSError):
             while len(body) < request.length:
                 body += client.recv(1 << 16) or b" " * request.length  # the worker has closed the connection
@@ -78,17 +78,19 @@ def _kind(name: str) -> str:
 
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
-def test_runs_complete_despite_random_hostile_answers(method: str, arena: Arena, rng: random.Random) -> None:
+def test_runs_complete_despite_random_hostile_answers(
+    method: str, federation: FaultFederation, rng: random.Random
+) -> None:
     """No worker ends or hangs, and every run has the bits of the undisturbed run."""
-    workers = {name: arena.pid(name) for name in arena.clients}
+    workers = {name: federation.pid(name) for name in federation.clients}
     spec = specs.spec(method, num_rounds=3)
     with Trap() as trap:
-        with hostile_answers(arena, rng, trap) as given:
+        with hostile_answers(federation, rng, trap) as given:
             while len(given) < _NUM_ANSWERS:
-                audit.completed(arena, arena.begin(spec), spec)
-        audit.completed(arena, arena.begin(spec), spec)  # with only honest answers
+                audit.completed(federation, federation.begin(spec), spec)
+        audit.completed(federation, federation.begin(spec), spec)  # with only honest answers
         assert trap.came == []
-    assert {name: arena.pid(name) for name in arena.clients} == workers
+    assert {name: federation.pid(name) for name in federation.clients} == workers
     for name in workers:
-        assert arena._processes[name].poll() is None
-        assert "Traceback" not in (arena.folder / f"{name}.log").read_text(errors="replace")
+        assert federation._processes[name].poll() is None
+        assert "Traceback" not in (federation.folder / f"{name}.log").read_text(errors="replace")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fault import specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.injected import Injected
 from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.client import DuplicateUpdate, Gone, Rejected, Retry, WorkerClient
@@ -156,12 +156,12 @@ def _images() -> dict[str, ImageData]:
 
 
 @pytest.fixture
-def liar(arena: Arena, tmp_path: Path, rng: random.Random) -> Iterator[Liar]:
-    token = arena.client.create_token("worker", LIAR).secret
+def liar(federation: FaultFederation, tmp_path: Path, rng: random.Random) -> Iterator[Liar]:
+    token = federation.client.create_token("worker", LIAR).secret
     with httpx.Client(
-        base_url=arena.url, headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False
+        base_url=federation.url, headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False
     ) as http:
-        worker = WorkerClient(arena.url, token, retry=Retry(seconds=10))
+        worker = WorkerClient(federation.url, token, retry=Retry(seconds=10))
         methods = {name: config.info.version for name, config in METHOD_CONFIGS.items()}
         worker.register(
             Register(worker_version="1", methods=methods, device="cpu", num_images=NUM_IMAGES, channels=1, image_size=8)
@@ -172,59 +172,59 @@ def liar(arena: Arena, tmp_path: Path, rng: random.Random) -> Iterator[Liar]:
 
 @pytest.mark.parametrize("method", ["fedbyol", "scaffold"])
 def test_lies_do_not_change_the_honest_clients_result(
-    method: str, arena: Arena, liar: Liar, injected: Injected
+    method: str, federation: FaultFederation, liar: Liar, injected: Injected
 ) -> None:
     lies = liar.rng.sample(LIES, k=len(LIES))
     spec = specs.spec(method, num_rounds=len(lies), cohort=COHORT)
-    run_id = arena.begin(spec)
+    run_id = federation.begin(spec)
     for number, lie in enumerate(lies, start=1):
-        item = arena.until(lambda: liar.worker.claim(1), f"round {number}")
+        item = federation.until(lambda: liar.worker.claim(1), f"round {number}")
         assert item.round_number == number
         injected.note("lie", LIAR, lie.__name__.strip("_").replace("_", " "))
         is_submitted = lie(liar, item)
         injected.settle("left out and named" if is_submitted else "refused")
         if not is_submitted:
             liar.worker.decline(item.assignment_id, "nothing honest to send")
-    run = arena.finished(run_id)
+    run = federation.finished(run_id)
     assert run.outcome == Outcome.COMPLETED, run.reason
-    _same_as_without(arena, run_id, spec)
-    events = list(arena.client.event_log(run_id))
+    _same_as_without(federation, run_id, spec)
+    events = list(federation.client.event_log(run_id))
     assert {event.client_id for event in events if event.kind in _ABOUT_LIES} == {LIAR}
-    rounds = list(arena.client.rounds(run_id))
+    rounds = list(federation.client.rounds(run_id))
     assert [each.verdict for each in rounds] == ["partial"] * len(lies)
     used = {a.client_id for each in rounds for a in each.assignments if a.state == "accepted"}
     assert used == set(specs.CLIENTS)
 
 
-def _same_as_without(arena: Arena, run_id: Any, spec: RunSpec) -> None:
+def _same_as_without(federation: FaultFederation, run_id: Any, spec: RunSpec) -> None:
     cohorts = dict.fromkeys(range(1, spec.num_rounds + 1), specs.CLIENTS)
     expected = simulate(spec, _images(), cohorts=cohorts).model
-    path = arena.folder / "model.safetensors"
-    arena.client.download_model(run_id, path)
+    path = federation.folder / "model.safetensors"
+    federation.client.download_model(run_id, path)
     deployed = load_tensors(path)
     assert [name for name in expected if not torch.equal(deployed[name], expected[name])] == []
 
 
 def test_an_inflated_update_within_all_bounds_raises_an_alarm_that_names_the_liar(
-    arena: Arena, liar: Liar, injected: Injected
+    federation: FaultFederation, liar: Liar, injected: Injected
 ) -> None:
     """Weights that are inflated by a million are finite, so they enter the mean, but the event names their client."""
     spec = specs.spec("fedbyol", num_rounds=1, cohort=COHORT)
-    run_id = arena.begin(spec)
-    item = arena.until(lambda: liar.worker.claim(1), "the round")
+    run_id = federation.begin(spec)
+    item = federation.until(lambda: liar.worker.claim(1), "the round")
     injected.note("lie", LIAR, "inflated weights")
     liar.submit(
         item, {name: each + 1e6 if each.is_floating_point() else each for name, each in liar.base(item).items()}
     )
-    arena.finished(run_id)
-    unusual = [event for event in arena.client.event_log(run_id) if event.kind == "update.unusual"]
+    federation.finished(run_id)
+    unusual = [event for event in federation.client.event_log(run_id) if event.kind == "update.unusual"]
     assert [event.client_id for event in unusual] == [LIAR]
     assert "update_norm" in unusual[0].message
     injected.settle("alarm names the client")
 
 
 def test_a_clients_share_is_bounded_whatever_number_of_images_it_claims(
-    arena: Arena, liar: Liar, injected: Injected
+    federation: FaultFederation, liar: Liar, injected: Injected
 ) -> None:
     """The liar registers with the most images that the protocol allows, but gets only its bounded share of the mean."""
     registration = Register(
@@ -234,14 +234,14 @@ def test_a_clients_share_is_bounded_whatever_number_of_images_it_claims(
     liar.worker.register(registration)
     injected.note("lie", LIAR, "a billion images")
     spec = specs.spec("fedbyol", num_rounds=1, cohort=COHORT, robustness={"max_weight_share": 0.4})
-    run_id = arena.begin(spec)
-    item = arena.until(lambda: liar.worker.claim(1), "the round")
+    run_id = federation.begin(spec)
+    item = federation.until(lambda: liar.worker.claim(1), "the round")
     liar.submit(item, liar.base(item), 10**9)
-    run = arena.finished(run_id)
+    run = federation.finished(run_id)
     assert run.outcome == Outcome.COMPLETED, run.reason
-    shares = {m.client_id: m.value for m in arena.client.metrics(run_id, "update_weight_share")}
+    shares = {m.client_id: m.value for m in federation.client.metrics(run_id, "update_weight_share")}
     assert shares[LIAR] == pytest.approx(0.4, rel=1e-9)
-    changed = arena.query("SELECT client_id FROM events WHERE kind = 'client.images_changed'")
+    changed = federation.query("SELECT client_id FROM events WHERE kind = 'client.images_changed'")
     assert (LIAR,) in changed
-    assert [e.client_id for e in arena.client.event_log(run_id) if e.kind == "update.unusual"] == [LIAR]
+    assert [e.client_id for e in federation.client.event_log(run_id) if e.kind == "update.unusual"] == [LIAR]
     injected.settle("share bounded and client named")

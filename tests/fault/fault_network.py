@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from fault import audit, specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.proxy import ACTIONS, Action, Request
 
 FAULT_CLASS = "network"
@@ -19,7 +19,7 @@ _MOST_RUNS = 5  # of four rounds; only some workers send their updates with the 
 
 
 @contextmanager
-def bad_network(arena: Arena, rng: random.Random, num_faults: int) -> Iterator[list[Action]]:
+def bad_network(federation: FaultFederation, rng: random.Random, num_faults: int) -> Iterator[list[Action]]:
     """Let this many requests fail. Yields the faults that have not happened yet."""
     coming: list[Action] = [rng.choice(ACTIONS) for _ in range(num_faults)]
 
@@ -28,33 +28,35 @@ def bad_network(arena: Arena, rng: random.Random, num_faults: int) -> Iterator[l
             return coming.pop()
         return None
 
-    arena.proxy.choose = choose
+    federation.proxy.choose = choose
     try:
         yield coming
     finally:
-        arena.proxy.choose = lambda request: None
+        federation.proxy.choose = lambda request: None
 
 
 @pytest.mark.parametrize("method", specs.METHODS)
 def test_runs_complete_despite_random_network_faults(
-    method: str, arena: Arena, rng: random.Random, num_faults: int
+    method: str, federation: FaultFederation, rng: random.Random, num_faults: int
 ) -> None:
     spec = specs.spec(method, num_rounds=3)
-    with bad_network(arena, rng, math.ceil(num_faults * SHARE / len(specs.METHODS))) as coming:
+    with bad_network(federation, rng, math.ceil(num_faults * SHARE / len(specs.METHODS))) as coming:
         while coming:
-            audit.completed(arena, arena.begin(spec), spec)
+            audit.completed(federation, federation.begin(spec), spec)
 
 
 @pytest.mark.parametrize(
     "path", ["^GET /v1/artifacts/", "^PUT /v1/artifacts/", "^POST /v1/work/deliver", "^POST /v1/work/(submit|claim)"]
 )
-def test_runs_complete_despite_every_fault_of_one_kind_of_request(path: str, arena: Arena, rng: random.Random) -> None:
+def test_runs_complete_despite_every_fault_of_one_kind_of_request(
+    path: str, federation: FaultFederation, rng: random.Random
+) -> None:
     """Each fault hits the request, one after another: a request that is sent again meets the next fault."""
-    rules = [arena.proxy.once(path, action, times=2) for action in rng.sample(ACTIONS, k=len(ACTIONS))]
+    rules = [federation.proxy.once(path, action, times=2) for action in rng.sample(ACTIONS, k=len(ACTIONS))]
     for _ in range(_MOST_RUNS):
         # Because of the other seed, no broadcast is known yet.
         spec = specs.spec(rng.choice(specs.METHODS), num_rounds=4, seed=rng.randrange(10**6))
-        audit.completed(arena, arena.begin(spec), spec)
+        audit.completed(federation, federation.begin(spec), spec)
         if not any(rule.times > 0 for rule in rules):
             break
     assert [rule.action for rule in rules if rule.times > 0] == []

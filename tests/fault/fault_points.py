@@ -5,7 +5,7 @@ import random
 import pytest
 
 from fault import audit, specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.points import AGGREGATING, DISTILLING, POINTS, Point, Round, until_open
 
 FAULT_CLASS = "kills at named points"
@@ -23,12 +23,14 @@ def _methods(point: Point) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("point", "victim"), _CASES)
-def test_a_run_completes_after_a_kill_at_a_point(point: Point, victim: str, arena: Arena, rng: random.Random) -> None:
+def test_a_run_completes_after_a_kill_at_a_point(
+    point: Point, victim: str, federation: FaultFederation, rng: random.Random
+) -> None:
     """The process is killed in both rounds of a run."""
     spec = specs.spec(rng.choice(_methods(point)), num_rounds=2)
-    run_id = arena.begin(spec)
+    run_id = federation.begin(spec)
     for number in range(1, spec.num_rounds + 1):
         at = Round(run_id, number)
-        until_open(arena, at)
-        point(arena, at, victim)
-    audit.completed(arena, run_id, spec)
+        until_open(federation, at)
+        point(federation, at, victim)
+    audit.completed(federation, run_id, spec)

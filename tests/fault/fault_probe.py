@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from fault import audit, specs
-from fault.arena import POSTGRES, VALKEY, Arena
+from fault.federation import POSTGRES, VALKEY, FaultFederation
 from fault.injected import Injected
 from fault.points import AGGREGATING, DISTILLING, POINTS, SENDER, SUBMIT, Point, Round, mid_promotion
 from fedssl.protocol.runs import RunSpec
@@ -22,13 +22,13 @@ _LOCKED = "SELECT 1 FROM pg_locks WHERE relation = 'artifacts'::regclass AND mod
 
 
 @pytest.fixture(scope="module")
-def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def federation(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultFederation]:
     """Yield a federation whose sites have labels."""
 
     def labels(name: str) -> dict[str, str]:
         return {"FEDSSL_WORKER_LABELS": "own"} if name in specs.CLIENTS else {}
 
-    with Arena(tmp_path_factory.mktemp("probe"), injected, environment_of=labels) as running:
+    with FaultFederation(tmp_path_factory.mktemp("probe"), injected, environment_of=labels) as running:
         yield running
 
 
@@ -39,7 +39,7 @@ def _points(victim: str) -> list[Point]:
 
 @pytest.mark.parametrize("victim", [SENDER, "api", "aggregator", POSTGRES, VALKEY])
 def test_a_probe_completes_although_a_process_is_killed_in_every_round(
-    victim: str, arena: Arena, rng: random.Random
+    victim: str, federation: FaultFederation, rng: random.Random
 ) -> None:
     """Each round has another point, in random order. The first round has the sums, the later ones the counts."""
     points = _points(victim)
@@ -47,33 +47,35 @@ def test_a_probe_completes_although_a_process_is_killed_in_every_round(
     spec = specs.spec("ridge-probe", num_rounds=1, seed=rng.randrange(2**32))
     run_id: UUID | None = None
     for number, point in enumerate(rng.sample(points, len(points)), start=1):
-        run_id = _round(arena, spec, run_id, number, point, victim)
-        arena.finished(run_id)
+        run_id = _round(federation, spec, run_id, number, point, victim)
+        federation.finished(run_id)
     assert run_id is not None
-    audit.completed(arena, run_id, spec.continued(len(points)), times_finished=len(points))
+    audit.completed(federation, run_id, spec.continued(len(points)), times_finished=len(points))
 
 
-def _round(arena: Arena, spec: RunSpec, run_id: UUID | None, number: int, point: Point, victim: str) -> UUID:
+def _round(
+    federation: FaultFederation, spec: RunSpec, run_id: UUID | None, number: int, point: Point, victim: str
+) -> UUID:
     """Run one round with a kill at the point, and return its run."""
 
     def opened() -> UUID:
-        return arena.begin(spec) if run_id is None else arena.client.continue_run(run_id, number).id
+        return federation.begin(spec) if run_id is None else federation.client.continue_run(run_id, number).id
 
     with ThreadPoolExecutor(1) as pool:
         if point in AGGREGATING:  # these stop the aggregator themselves, before the last update has arrived
-            with arena.proxy.holding(SUBMIT) as held:
+            with federation.proxy.holding(SUBMIT) as held:
                 run = opened()
                 held.wait_until_there()
-                struck = pool.submit(point, arena, Round(run, number), victim)
-                arena.until(lambda: struck.done() or arena.is_stopped("aggregator"), "the aggregator's stop")
+                struck = pool.submit(point, federation, Round(run, number), victim)
+                federation.until(lambda: struck.done() or federation.is_stopped("aggregator"), "the aggregator's stop")
         else:
-            with arena.stopped("aggregator", "before a round opens"):
+            with federation.stopped("aggregator", "before a round opens"):
                 run = opened()
-                struck = pool.submit(point, arena, Round(run, number), victim)
-                arena.until(lambda: struck.done() or _is_prepared(arena), f"{point.__name__} to be prepared")
+                struck = pool.submit(point, federation, Round(run, number), victim)
+                federation.until(lambda: struck.done() or _is_prepared(federation), f"{point.__name__} to be prepared")
         struck.result()
     return run
 
 
-def _is_prepared(arena: Arena) -> bool:
-    return arena.proxy.has_rules or bool(arena.query(_LOCKED))
+def _is_prepared(federation: FaultFederation) -> bool:
+    return federation.proxy.has_rules or bool(federation.query(_LOCKED))

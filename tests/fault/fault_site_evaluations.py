@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from fault import audit, specs
-from fault.arena import Arena
+from fault.federation import FaultFederation
 from fault.gates import commits_held
 from fault.injected import Injected
 from fault.points import SENDER
@@ -28,98 +28,102 @@ ANSWER = "^POST /v1/work/site-evaluations/submit"
 _CLASSES = [str(digit) for digit in range(10)]
 _EVALUATION = {"at": "sites", "every": 1, "sites": {"classes": _CLASSES, "min_count": 2}}
 
-Point = Callable[[Arena, UUID, str], None]
+Point = Callable[[FaultFederation, UUID, str], None]
 
 
 @pytest.fixture(scope="module")
-def arena(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+def federation(injected: Injected, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultFederation]:
     """Yield a federation whose sites have labels."""
 
     def labels(name: str) -> dict[str, str]:
         return {"FEDSSL_WORKER_LABELS": "own"} if name in specs.CLIENTS else {}
 
-    with Arena(tmp_path_factory.mktemp("sites"), injected, environment_of=labels) as running:
+    with FaultFederation(tmp_path_factory.mktemp("sites"), injected, environment_of=labels) as running:
         yield running
 
 
-def claimed(arena: Arena, run_id: UUID, victim: str) -> None:
+def claimed(federation: FaultFederation, run_id: UUID, victim: str) -> None:
     """Kill the victim when the coordinator has answered the claim, but the site has not read the answer."""
-    _crash_holder(arena, arena.proxy.once(CLAIM, "hold-answer").held, victim, "after the claim of an evaluation")
+    _crash_holder(
+        federation, federation.proxy.once(CLAIM, "hold-answer").held, victim, "after the claim of an evaluation"
+    )
 
 
-def evaluated(arena: Arena, run_id: UUID, victim: str) -> None:
+def evaluated(federation: FaultFederation, run_id: UUID, victim: str) -> None:
     """Kill the victim when the site has counted and its ledger has the entry, but no count has been sent."""
-    with arena.proxy.holding(ANSWER) as held:
-        _crash_holder(arena, held, victim, "before the counts leave")
+    with federation.proxy.holding(ANSWER) as held:
+        _crash_holder(federation, held, victim, "before the counts leave")
 
 
-def sending(arena: Arena, run_id: UUID, victim: str) -> None:
+def sending(federation: FaultFederation, run_id: UUID, victim: str) -> None:
     """Kill the victim when half of the counts have been sent."""
-    with arena.proxy.holding(ANSWER, "hold-body") as held:
-        _crash_holder(arena, held, victim, "while the counts are sent")
+    with federation.proxy.holding(ANSWER, "hold-body") as held:
+        _crash_holder(federation, held, victim, "while the counts are sent")
 
 
-def committing(arena: Arena, run_id: UUID, victim: str) -> None:
+def committing(federation: FaultFederation, run_id: UUID, victim: str) -> None:
     """Kill the victim when the counts are written but not committed."""
-    with arena.proxy.holding(ANSWER) as held:
+    with federation.proxy.holding(ANSWER) as held:
         held.wait_until_there()
-        with commits_held(arena, run_id) as gate:
+        with commits_held(federation, run_id) as gate:
             held.release()
             gate.wait("the commit of the counts")
-            name = arena.owner(held.token) if victim == SENDER else victim
-            arena.crash(name, "at the commit of the counts")
-    _revive(arena, name)
+            name = federation.owner(held.token) if victim == SENDER else victim
+            federation.crash(name, "at the commit of the counts")
+    _revive(federation, name)
 
 
-def answered(arena: Arena, run_id: UUID, victim: str) -> None:
+def answered(federation: FaultFederation, run_id: UUID, victim: str) -> None:
     """Kill the victim when the counts are stored, but the site has not read the answer."""
-    _crash_holder(arena, arena.proxy.once(ANSWER, "hold-answer").held, victim, "after the counts were kept")
+    _crash_holder(federation, federation.proxy.once(ANSWER, "hold-answer").held, victim, "after the counts were kept")
 
 
 POINTS: tuple[Point, ...] = (claimed, evaluated, sending, committing, answered)
 
 
 @pytest.mark.parametrize("victim", [SENDER, "api"])
-def test_evaluations_complete_after_a_kill_at_every_point(victim: str, arena: Arena, rng: random.Random) -> None:
+def test_evaluations_complete_after_a_kill_at_every_point(
+    victim: str, federation: FaultFederation, rng: random.Random
+) -> None:
     """The points come one after another, in random order. Each site has more evaluations than there are points."""
     spec = specs.spec("fedbyol", num_rounds=len(POINTS), evaluation=_EVALUATION, seed=rng.randrange(2**32))
-    run_id = arena.begin(spec)
+    run_id = federation.begin(spec)
     for point in rng.sample(POINTS, len(POINTS)):
-        point(arena, run_id, victim)
-    _all_answered(arena, run_id, spec)
-    audit.completed(arena, run_id, spec)
+        point(federation, run_id, victim)
+    _all_answered(federation, run_id, spec)
+    audit.completed(federation, run_id, spec)
 
 
-def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
+def _crash_holder(federation: FaultFederation, held: Held, victim: str, point: str) -> None:
     held.wait_until_there()
-    name = arena.owner(held.token) if victim == SENDER else victim
-    arena.crash(name, point)
+    name = federation.owner(held.token) if victim == SENDER else victim
+    federation.crash(name, point)
     held.release()
-    _revive(arena, name)
+    _revive(federation, name)
 
 
-def _revive(arena: Arena, name: str) -> None:
+def _revive(federation: FaultFederation, name: str) -> None:
     """Restart a process, and wait for the API: a request that no coordinator answers cannot be held halfway."""
-    arena.revive(name)
-    arena.until(arena.client.health, "the API")
+    federation.revive(name)
+    federation.until(federation.client.health, "the API")
 
 
-def _all_answered(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
+def _all_answered(federation: FaultFederation, run_id: UUID, spec: RunSpec) -> None:
     """Assert that each site sent each round's counts once, as in the simulation, and that no others were ever sent."""
     expected = simulate(spec, specs.images()).site_evaluations
     assert expected.keys() == set(range(spec.num_rounds + 1))
     num_answers = len(expected) * len(specs.CLIENTS)
     statement = "SELECT round_number, client_id, counts FROM site_evaluations WHERE run_id = %s AND state = 'completed'"
-    rows = arena.until(
-        lambda: found if len(found := arena.query(statement, run_id)) == num_answers else None, "all answers", 120
+    rows = federation.until(
+        lambda: found if len(found := federation.query(statement, run_id)) == num_answers else None, "all answers", 120
     )
     counts = {(number, name): SiteCounts.model_validate_json(json.dumps(value)) for number, name, value in rows}
     assert counts == {(number, name): own for number, sites in expected.items() for name, own in sites.items()}
-    kept = Counter((event.round_number, event.client_id) for event in _events(arena, run_id))
+    kept = Counter((event.round_number, event.client_id) for event in _events(federation, run_id))
     assert kept == dict.fromkeys(counts, 1)
     digests = defaultdict(set)
     for name in specs.CLIENTS:
-        for entry in read_entries(arena.state(name) / "ledger"):
+        for entry in read_entries(federation.state(name) / "ledger"):
             body = entry.body
             if body["kind"] == "intent" and body["artifact"] == [EVALUATION] and body["run"] == str(run_id):
                 digests[body["round"], name].add(body["digest"])
@@ -127,5 +131,5 @@ def _all_answered(arena: Arena, run_id: UUID, spec: RunSpec) -> None:
     assert {len(found) for found in digests.values()} == {1}
 
 
-def _events(arena: Arena, run_id: UUID) -> list[EventView]:
-    return list(arena.client.event_log(run_id, "site_evaluation.completed"))
+def _events(federation: FaultFederation, run_id: UUID) -> list[EventView]:
+    return list(federation.client.event_log(run_id, "site_evaluation.completed"))

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from uuid import UUID
 
-from fault.arena import POSTGRES, VALKEY, Arena
+from fault.federation import POSTGRES, VALKEY, FaultFederation
 from fault.gates import artifacts_held, commits_held, jobs_held
 from fault.patience import scaled_timeout
 from fault.proxy import Held
@@ -25,121 +25,121 @@ class Round:
     number: int
 
 
-Point = Callable[[Arena, Round, str], None]
+Point = Callable[[FaultFederation, Round, str], None]
 
 
-def mid_upload(arena: Arena, at: Round, victim: str) -> None:
+def mid_upload(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when half of the update's bytes have been passed on."""
-    with arena.proxy.holding(UPLOAD, "hold-body") as held:
-        _crash_holder(arena, held, victim, "mid-upload")
+    with federation.proxy.holding(UPLOAD, "hold-body") as held:
+        _crash_holder(federation, held, victim, "mid-upload")
 
 
-def stored_without_row(arena: Arena, at: Round, victim: str) -> None:
+def stored_without_row(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when the store has the update but no row records it."""
-    with artifacts_held(arena) as until_blocked:
+    with artifacts_held(federation) as until_blocked:
         until_blocked("an upload's row")
-        arena.crash(victim, "between storing an update and its row")
-    arena.revive(victim)
+        federation.crash(victim, "between storing an update and its row")
+    federation.revive(victim)
 
 
-def before_submission(arena: Arena, at: Round, victim: str) -> None:
+def before_submission(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when the update is uploaded but not submitted."""
-    with arena.proxy.holding(SUBMIT) as held:
-        _crash_holder(arena, held, victim, "between upload and commit")
+    with federation.proxy.holding(SUBMIT) as held:
+        _crash_holder(federation, held, victim, "between upload and commit")
 
 
-def before_acceptance(arena: Arena, at: Round, victim: str) -> None:
+def before_acceptance(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when the submission is written but not committed."""
-    with arena.proxy.holding(SUBMIT) as held:
+    with federation.proxy.holding(SUBMIT) as held:
         held.wait_until_there()
-        with commits_held(arena, at.run_id) as gate:
+        with commits_held(federation, at.run_id) as gate:
             held.release()
             gate.wait("a submission's commit")
-            victim = _named(arena, held, victim)
-            arena.crash(victim, "at the submission's commit")
-    arena.revive(victim)
+            victim = _named(federation, held, victim)
+            federation.crash(victim, "at the submission's commit")
+    federation.revive(victim)
 
 
-def before_nudge(arena: Arena, at: Round, victim: str) -> None:
+def before_nudge(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when the submission is committed. Redis does not answer, so neither message nor answer is
     sent."""
-    with arena.proxy.holding(SUBMIT) as held:
+    with federation.proxy.holding(SUBMIT) as held:
         held.wait_until_there()
-        with arena.stopped(VALKEY, "between commit and nudge"):
-            before = num_accepted(arena, at)
+        with federation.stopped(VALKEY, "between commit and nudge"):
+            before = num_accepted(federation, at)
             held.release()
-            arena.until(lambda: num_accepted(arena, at) > before, "the submission's commit")
-            arena.crash(victim, "between commit and nudge")
-    arena.revive(victim)
+            federation.until(lambda: num_accepted(federation, at) > before, "the submission's commit")
+            federation.crash(victim, "between commit and nudge")
+    federation.revive(victim)
 
 
-def before_the_worker_knows(arena: Arena, at: Round, victim: str) -> None:
+def before_the_worker_knows(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the worker when its update is accepted, so that the stored state is the client's, and the answer is lost."""
-    held = arena.proxy.once(SUBMIT, "hold-answer").held
+    held = federation.proxy.once(SUBMIT, "hold-answer").held
     held.wait_until_there()
-    _crash_holder(arena, held, victim, "between acceptance and its answer")
+    _crash_holder(federation, held, victim, "between acceptance and its answer")
 
 
-def before_aggregating(arena: Arena, at: Round, victim: str) -> None:
+def before_aggregating(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when all updates are accepted, but the change to aggregating is not committed."""
-    _crash_at_gate(arena, at, victim, 0, "before the round aggregates")
+    _crash_at_gate(federation, at, victim, 0, "before the round aggregates")
 
 
-def mid_aggregation(arena: Arena, at: Round, victim: str) -> None:
+def mid_aggregation(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when the sums are computed and in the store, but no row records them."""
     with ExitStack() as stack:
-        with aggregator_waits(arena, at):
-            until_blocked = stack.enter_context(artifacts_held(arena))
+        with aggregator_waits(federation, at):
+            until_blocked = stack.enter_context(artifacts_held(federation))
         until_blocked("the rows of the new weights")
-        arena.crash(victim, "mid-aggregation")
-    arena.revive(victim)
+        federation.crash(victim, "mid-aggregation")
+    federation.revive(victim)
 
 
-def before_closing(arena: Arena, at: Round, victim: str) -> None:
+def before_closing(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when the transaction that publishes the next broadcast and closes the round is not committed."""
-    _crash_at_gate(arena, at, victim, 1, "between publishing and closing")
+    _crash_at_gate(federation, at, victim, 1, "between publishing and closing")
 
 
-def mid_distillation(arena: Arena, at: Round, victim: str) -> None:
+def mid_distillation(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when some epochs are done and a checkpoint is written."""
     epochs = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND checkpoint IS NOT NULL"
-    arena.until(lambda: arena.query(epochs, at.run_id, at.number), "a checkpoint", 90)
-    with jobs_held(arena) as until_blocked:
+    federation.until(lambda: federation.query(epochs, at.run_id, at.number), "a checkpoint", 90)
+    with jobs_held(federation) as until_blocked:
         until_blocked("the next checkpoint's row")
-        arena.crash(victim, "mid-distillation")
-    arena.revive(victim)
+        federation.crash(victim, "mid-distillation")
+    federation.revive(victim)
 
 
-def before_the_student(arena: Arena, at: Round, victim: str) -> None:
+def before_the_student(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the victim when the student is in the store, but the transaction that publishes it is not committed."""
     running = "SELECT 1 FROM distillation_jobs WHERE run_id = %s AND round_number = %s AND state = 'running'"
-    arena.until(lambda: arena.query(running, at.run_id, at.number), "a distillation", 90)
-    with commits_held(arena, at.run_id) as gate:
+    federation.until(lambda: federation.query(running, at.run_id, at.number), "a distillation", 90)
+    with commits_held(federation, at.run_id) as gate:
         gate.wait("the student's commit")
-        arena.crash(victim, "between distilling and closing")
-    arena.revive(victim)
+        federation.crash(victim, "between distilling and closing")
+    federation.revive(victim)
 
 
-def mid_promotion(arena: Arena, at: Round, victim: str) -> None:
+def mid_promotion(federation: FaultFederation, at: Round, victim: str) -> None:
     """Kill the worker while it writes its update and next state into a folder that does not have its final name yet.
 
     Writing takes milliseconds. A kill that comes too late counts as one after the promotion.
     """
-    run = arena.state(victim) / "runs" / str(at.run_id)
+    run = federation.state(victim) / "runs" / str(at.run_id)
     end = time.monotonic() + scaled_timeout(_SPIN_SECONDS)
     while not any(run.glob("incoming-*")) and not any(run.glob(f"{at.number:06d}-*")):
-        assert time.monotonic() < end, f"{victim} wrote no state\n{arena.logs()}"
-    arena.kill(victim)
+        assert time.monotonic() < end, f"{victim} wrote no state\n{federation.logs()}"
+    federation.kill(victim)
     when = "mid-promotion" if any(run.glob("incoming-*")) else "just after the promotion"
-    arena.injected.note("SIGKILL", victim, f"{when} of client state")
-    arena.revive(victim)
+    federation.injected.note("SIGKILL", victim, f"{when} of client state")
+    federation.revive(victim)
 
 
-def without_nudges(arena: Arena, at: Round) -> None:
+def without_nudges(federation: FaultFederation, at: Round) -> None:
     """Delete every message of the round from Redis before it is received, so that only the sweep can advance the
     run."""
-    with aggregator_waits(arena, at), arena.stopped("distiller", "before a distillation"):
-        arena.forget_messages("with the round's nudges in it")
+    with aggregator_waits(federation, at), federation.stopped("distiller", "before a distillation"):
+        federation.forget_messages("with the round's nudges in it")
 
 
 POINTS: tuple[tuple[Point, tuple[str, ...]], ...] = (
@@ -164,46 +164,46 @@ AGGREGATING = (before_aggregating, mid_aggregation, before_closing)
 DISTILLING = (mid_distillation, before_the_student)
 
 
-def _crash_holder(arena: Arena, held: Held, victim: str, point: str) -> None:
+def _crash_holder(federation: FaultFederation, held: Held, victim: str, point: str) -> None:
     """Crash a process while a request is held, release the request, and restart the process."""
     held.wait_until_there()
-    victim = _named(arena, held, victim)
-    arena.crash(victim, point)
+    victim = _named(federation, held, victim)
+    federation.crash(victim, point)
     held.release()
-    arena.revive(victim)
+    federation.revive(victim)
 
 
-def _named(arena: Arena, held: Held, victim: str) -> str:
-    return arena.owner(held.token) if victim == SENDER else victim
+def _named(federation: FaultFederation, held: Held, victim: str) -> str:
+    return federation.owner(held.token) if victim == SENDER else victim
 
 
 @contextmanager
-def aggregator_waits(arena: Arena, at: Round) -> Iterator[None]:
+def aggregator_waits(federation: FaultFederation, at: Round) -> Iterator[None]:
     """Stop the aggregator until the end of the block, which begins when all updates are accepted."""
-    with arena.stopped("aggregator", "before an aggregation"):
-        arena.until(lambda: num_accepted(arena, at) == len(arena.clients), "all updates")
+    with federation.stopped("aggregator", "before an aggregation"):
+        federation.until(lambda: num_accepted(federation, at) == len(federation.clients), "all updates")
         yield
 
 
-def _crash_at_gate(arena: Arena, at: Round, victim: str, num_commits: int, point: str) -> None:
+def _crash_at_gate(federation: FaultFederation, at: Round, victim: str, num_commits: int, point: str) -> None:
     with ExitStack() as stack:
-        with aggregator_waits(arena, at):
-            gate = stack.enter_context(commits_held(arena, at.run_id))
+        with aggregator_waits(federation, at):
+            gate = stack.enter_context(commits_held(federation, at.run_id))
         for _ in range(num_commits):
             gate.wait("an earlier commit")
             gate.let_one_pass()
         gate.wait("the commit")
-        arena.crash(victim, point)
-    arena.revive(victim)
+        federation.crash(victim, point)
+    federation.revive(victim)
 
 
-def until_open(arena: Arena, at: Round) -> None:
+def until_open(federation: FaultFederation, at: Round) -> None:
     """Wait until the round exists. If a clock has jumped, a client that is not drawn may pause for a minute first."""
     statement = "SELECT 1 FROM rounds WHERE run_id = %s AND number = %s"
-    arena.until(lambda: arena.query(statement, at.run_id, at.number), f"round {at.number}", 120)
+    federation.until(lambda: federation.query(statement, at.run_id, at.number), f"round {at.number}", 120)
 
 
-def num_accepted(arena: Arena, at: Round) -> int:
+def num_accepted(federation: FaultFederation, at: Round) -> int:
     statement = "SELECT count(*)::int FROM assignments WHERE run_id = %s AND round_number = %s AND state = 'accepted'"
-    [(number,)] = arena.query(statement, at.run_id, at.number)
+    [(number,)] = federation.query(statement, at.run_id, at.number)
     return int(number)

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from fault import audit, specs
-from fault.arena import Arena
 from fault.fault_network import bad_network
+from fault.federation import FaultFederation
 from fault.points import SENDER, Round, before_closing, before_nudge, mid_upload, until_open
 
 pytestmark = pytest.mark.full
@@ -15,19 +15,21 @@ pytestmark = pytest.mark.full
 FAULT_CLASS = "short form"
 
 
-def test_a_run_completes_despite_faults_at_the_most_difficult_points(arena: Arena, rng: random.Random) -> None:
+def test_a_run_completes_despite_faults_at_the_most_difficult_points(
+    federation: FaultFederation, rng: random.Random
+) -> None:
     """BYOL's target network never leaves the client: a state that is lost or promoted twice would change the
     weights."""
     spec = specs.spec("fedbyol", num_rounds=3)
-    run_id = arena.begin(spec)
+    run_id = federation.begin(spec)
     first, second, third = (Round(run_id, number) for number in (1, 2, 3))
-    with bad_network(arena, rng, 6):
-        until_open(arena, first)
-        before_nudge(arena, first, "api")
-        until_open(arena, second)
-        before_closing(arena, second, "aggregator")
-    until_open(arena, third)
-    mid_upload(arena, third, SENDER)
-    with arena.refusing_connections(1.0):
-        arena.crash_and_revive("beat")
-    audit.completed(arena, run_id, spec)
+    with bad_network(federation, rng, 6):
+        until_open(federation, first)
+        before_nudge(federation, first, "api")
+        until_open(federation, second)
+        before_closing(federation, second, "aggregator")
+    until_open(federation, third)
+    mid_upload(federation, third, SENDER)
+    with federation.refusing_connections(1.0):
+        federation.crash_and_revive("beat")
+    audit.completed(federation, run_id, spec)

@@ -1,4 +1,5 @@
-"""The files in the folder of a simulated or pulled run, written whole or not at all. Does not import torch."""
+"""The files in the folder of a simulated or pulled run, written whole or not at all, and on the disk when they are
+written. Does not import torch."""
 
 import json
 import math
@@ -34,12 +35,12 @@ def write_json(destination: Path, value: Any) -> None:
     """Write JSON that every reader accepts, in which numbers that are not finite become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False) + "\n"
     # A path that is not UTF-8 has lone surrogates. Escaped, they are JSON, and the path is read again as it was.
-    write_atomically(destination, text.encode(errors="backslashreplace"), durable=False)
+    write_atomically(destination, text.encode(errors="backslashreplace"))
 
 
 def write_text(destination: Path, text: str) -> None:
     """Replace a file as a whole."""
-    write_atomically(destination, text, durable=False)
+    write_atomically(destination, text)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -81,7 +81,40 @@ def test_a_run_that_could_only_fail_is_wrong_usage(spec: Path, method: str, sett
     assert (result.exit_code, "leave" in result.output) == (2, True), result.output
 
 
-@pytest.mark.parametrize("command", [["simulate"], ["compare", "--methods", "fedsimclr"]])
+COMPARE = ["compare", "--methods", "fedsimclr"]
+RIDGE = 'method={name="ridge-probe", classes=["0","1","2","3","4","5","6","7","8","9"]}'
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "reason"),
+    [
+        (["simulate"], ["--jobs", "many"], "--jobs many: give a number of processes"),
+        (["simulate"], ["--device", "cuda:99"], "--device cuda:99 cannot be used here"),
+        (["simulate"], ["--out", "tiny.toml"], "tiny.toml is not a folder"),
+        (["simulate"], ["--keep-clients", "--set", RIDGE], "clients' models cannot be kept"),
+        (COMPARE, ["--device", "cuda:99"], "--device cuda:99 cannot be used here"),
+        (COMPARE, ["--out", "tiny.toml/results"], "tiny.toml is not a folder"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_command_would_refuse(
+    spec: Path, command: list[str], options: list[str], reason: str
+) -> None:
+    for dry_run in ([], ["--dry-run"]):
+        result = CliRunner().invoke(app, [*command, str(spec), *options, *dry_run])
+        assert (result.exit_code, reason in result.stderr) == (2, True), result.output
+
+
+def test_a_dry_run_of_a_simulation_reports_a_folder_that_holds_another_run(spec: Path) -> None:
+    other = spec.parent / "run" / "checkpoint"
+    other.mkdir(parents=True)
+    (other / "manifest.json").write_text('{"key": "another"}')
+    arguments = ["simulate", str(spec), "--out", "run", "--dry-run"]
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, "run holds another spec's run" in result.stderr) == (5, True), result.output
+    assert CliRunner().invoke(app, [*arguments, "--restart"]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["simulate"], COMPARE])
 def test_missing_evaluation_images_are_reported_by_a_dry_run(spec: Path, command: list[str]) -> None:
     arguments = [*command, str(spec), "--dry-run", "--set", 'evaluation.dataset="nowhere"']
     result = CliRunner().invoke(app, arguments)

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from fedssl import files
 from fedssl.errors import DataError, FolderInUseError, ResultsError
-from fedssl.experiments.checkpoints import run_key
+from fedssl.experiments.checkpoints import FolderCheckpoint, run_key
 from fedssl.experiments.reproduction import RESULTS, read_results
 from fedssl.experiments.runs import clear, encoders, is_of, parse_result, run_in_folder
 from fedssl.locks import FolderLock
-from fedssl.run_files import CHECKPOINT, CLIENTS, DEVICE, ENCODER, LOCK, MEASURES, MODEL, RESULT
+from fedssl.run_files import CHECKPOINT, CLIENTS, DEVICE, ENCODER, HISTORY, INITIAL, LOCK, MEASURES, MODEL, RESULT, SPEC
 from support.federation import tiny_spec
+from support.methods import method_spec
 
 
 def test_a_restart_removes_what_a_run_would_continue_from(tmp_path: Path) -> None:
@@ -32,6 +34,28 @@ def test_a_restart_removes_what_a_run_would_continue_from(tmp_path: Path) -> Non
     clear(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {MODEL, ENCODER, LOCK}
     assert [path.name for path in encoders(tmp_path)] == [ENCODER]
+
+
+def test_results_are_on_the_disk_before_the_checkpoint_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power failure, neither the results nor the checkpoint from which to continue would be there otherwise."""
+    synced, sync, discard = list[str](), files.sync, FolderCheckpoint.discard
+
+    def record(path: Path) -> None:
+        synced.append(path.name)
+        sync(path)
+
+    def discarded(checkpoint: FolderCheckpoint) -> None:
+        synced.append("discarded")
+        discard(checkpoint)
+
+    monkeypatch.setattr(files, "sync", record)
+    monkeypatch.setattr(FolderCheckpoint, "discard", discarded)
+    run_in_folder(method_spec("fedsimclr", num_rounds=1), tmp_path)
+
+    written = [f".{name}.incoming" for name in (MODEL, INITIAL, ENCODER, SPEC, HISTORY, RESULT)]
+    assert [name for name in synced if name in (*written, "discarded")][-7:] == [*written, "discarded"]
 
 
 def test_a_folder_is_free_or_all_in_it_is_of_one_run(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Preparing this machine to compute: data sets, threads and device."""
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,24 +64,40 @@ def prepare(
 
     Raises UsageError if the device cannot be used, or `jobs` is neither a number nor `auto`.
     """
-    if jobs != "auto" and not (jobs.isdecimal() and int(jobs) >= 1):
-        raise UsageError(f"--jobs {jobs}: give a number of processes, 1 or more, or auto")
+    _require_jobs(jobs)
     # Numerical libraries read these when they are imported.
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
     for name in sorted(datasets) if data_root is None else ():
         ensure(name, note)
     import torch
 
-    from fedssl.engine.devices import require_device
     from fedssl.experiments.runs import ComputeSettings
 
     torch.set_num_threads(threads)
+    _require_device(device)
+    num_jobs = _suitable_jobs(device, threads) if jobs == "auto" else int(jobs)
+    return ComputeSettings(device=device, data_root=data_root or data_folder(), jobs=num_jobs)
+
+
+def require_machine(device: str, jobs: str = "1") -> None:
+    """Raise what `prepare` would raise, as far as that is known without torch, which dry runs do not need."""
+    _require_jobs(jobs)
+    if importlib.util.find_spec("torch") is not None:
+        _require_device(device)
+
+
+def _require_jobs(jobs: str) -> None:
+    if jobs != "auto" and not (jobs.isdecimal() and int(jobs) >= 1):
+        raise UsageError(f"--jobs {jobs}: give a number of processes, 1 or more, or auto")
+
+
+def _require_device(device: str) -> None:
+    from fedssl.engine.devices import require_device
+
     try:
         require_device(device)
     except DeviceError as error:
         raise UsageError(f"--{error}") from None
-    num_jobs = _suitable_jobs(device, threads) if jobs == "auto" else int(jobs)
-    return ComputeSettings(device=device, data_root=data_root or data_folder(), jobs=num_jobs)
 
 
 def _suitable_jobs(device: str, threads: int) -> int:

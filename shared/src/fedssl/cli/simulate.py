@@ -1,5 +1,6 @@
 """`fedssl simulate`: the whole federation on this machine, without services."""
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,9 @@ from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, JobsOption, SetOption, SpecArgument, ThreadsOption
 from fedssl.cli.datasets.fetching import data_folder as default_folder
 from fedssl.cli.datasets.fetching import ensure
+from fedssl.cli.destinations import require_folder
 from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
-from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, show_start
+from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, require_machine, show_start
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
 from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.cli.site_scores import cross_site_as_json, show_cross_site, show_sites, sites_as_json
@@ -61,11 +63,14 @@ def simulate(
     wanted = read_spec(spec, set_)
     config = require_partition(wanted, spec)
     show_start(wanted)
+    folder = out or Path(f"simulated-{wanted.name.replace(' ', '-')}")
+    require_folder("--out", folder)
     if dry_run:
+        require_machine(device, jobs)
+        _require_possible(wanted, folder, restart=restart, keep_clients=keep_clients)
         require_evaluation_images(wanted.central_evaluation, data_folder)
         show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
         return
-    folder = out or Path(f"simulated-{wanted.name.replace(' ', '-')}")
     machine = prepare(device, threads, data_folder, datasets_of(wanted), jobs)
     from fedssl.cli.simulation_progress import simulation_progress
     from fedssl.experiments import runs
@@ -85,6 +90,18 @@ def simulate(
     if was_finished:
         note(f"{folder} holds this run, finished: nothing to do (--restart runs it again)")
     _show(finished, wanted, folder, output)
+
+
+def _require_possible(spec: RunSpec, folder: Path, *, restart: bool, keep_clients: bool) -> None:
+    """Raise what the run would raise at its start, as far as that is known without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    from fedssl.experiments import runs
+
+    if keep_clients:
+        runs.require_weights(spec)
+    if not restart:
+        runs.require_own(spec, folder)
 
 
 def _participants(config: "PartitionConfig", root: Path | None) -> list[Participant]:

@@ -101,7 +101,7 @@ class FolderCheckpoint:
         for what, tensors in changed.items():
             files[what] = name = f"{what}.{number}{_SUFFIX}" if tensors else None
             if name is not None:
-                _write_durably(self._folder / name, tensors)
+                write_durably(self._folder / name, tensors)
         manifest = {
             "key": run_key(result.spec),
             "spec": result.spec.model_dump(mode="json", exclude={"watch"}),
@@ -173,6 +173,7 @@ def _difference(manifest: dict[str, Any], spec: RunSpec) -> str:
     return "another spec"
 
 
-def _write_durably(path: Path, tensors: Tensors) -> None:
+def write_durably(path: Path, tensors: Tensors) -> None:
+    """Replace a file of tensors, which is on the disk when this returns."""
     with replaced_file(path, durable=True) as incoming:
         save_tensors(tensors, incoming)

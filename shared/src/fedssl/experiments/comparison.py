@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedssl.errors import ResultsError, SpecError
+from fedssl.errors import SpecError
 from fedssl.experiments import runs
 from fedssl.experiments.jobs import FAILURES, run_in_processes
 from fedssl.experiments.overlays import differences
@@ -86,11 +86,8 @@ def _entry(base: Mapping[str, Any], variant: Variant, seed: int, folder: Path) -
 def require_own(entries: Sequence[ComparisonEntry]) -> None:
     """Raise ResultsError if a run's folder holds another run, before any run starts."""
     for entry in entries:
-        if entry.spec is not None and not runs.is_of(entry.spec, entry.folder):
-            raise ResultsError(
-                f"{entry.folder} holds another spec's run, or was made by other code: take another folder for this "
-                "comparison, or start again with --restart"
-            )
+        if entry.spec is not None:
+            runs.require_own(entry.spec, entry.folder)
 
 
 def settings_apart(entries: Sequence[ComparisonEntry]) -> dict[str, dict[str, Any]]:

@@ -33,6 +33,7 @@ from fedssl.run_files import MEASURES, MODEL, read_json, write_json
 _TUNINGS: Mapping[str, Mapping[str, FineTuneSettings]] = {"fine_tune": FINE_TUNINGS, "transfer": TRANSFERS}
 OnMeasuring = Callable[[str, float | None], None]
 """Called with the name of the measure that is computed, and the share of it that is done, 0..1, if that is known."""
+_Report = Callable[[float | None], None]
 
 
 def measure_cell(
@@ -120,12 +121,7 @@ def _required(values: dict[str, float], name: str) -> float:
 
 
 def _from_models(
-    measure: Measure,
-    spec: RunSpec,
-    folder: Path,
-    machine: ComputeSettings,
-    kept: _Kept,
-    report: Callable[[float | None], None],
+    measure: Measure, spec: RunSpec, folder: Path, machine: ComputeSettings, kept: _Kept, report: _Report
 ) -> float:
     report(None)
     match measure.kind:
@@ -156,12 +152,7 @@ def _metric_of(measure: Measure) -> str:
 
 
 def _tuned(
-    measure: Measure,
-    spec: RunSpec,
-    folder: Path,
-    machine: ComputeSettings,
-    kept: _Kept,
-    report: Callable[[float | None], None],
+    measure: Measure, spec: RunSpec, folder: Path, machine: ComputeSettings, kept: _Kept, report: _Report
 ) -> float:
     """Return the accuracy in percent after fine-tuning, as a mean over the run's encoders, each of which is stored."""
     labelled = _labelled(spec, machine)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fedssl.artifacts.tensors import Tensors, save_tensors
+from fedssl.artifacts.tensors import Tensors
 from fedssl.data import ImageData
 from fedssl.data.image_cache.build import CachedData
 from fedssl.errors import DataError, ResultsError, SpecError
-from fedssl.experiments.checkpoints import CROSS_SITE, SITES, FolderCheckpoint, code_version, run_key
+from fedssl.experiments.checkpoints import CROSS_SITE, SITES, FolderCheckpoint, code_version, run_key, write_durably
 from fedssl.experiments.spread import best_round
-from fedssl.files import replaced_file
 from fedssl.locks import FolderLock
 from fedssl.methods import METHODS
 from fedssl.models.start_files import pinned
@@ -141,7 +140,7 @@ def run_in_folder(
     """
     spec = pinned(spec)
     if keep_clients:
-        _require_weights(spec)
+        require_weights(spec)
     with nullcontext() if is_locked else locked_folder(folder):
         stamp = files_stamp(spec, machine.data_root) if clients is None and public is None else ""
         checkpoint = FolderCheckpoint(folder / CHECKPOINT)
@@ -159,7 +158,7 @@ def run_in_folder(
         def keep(number: int, name: str, model: Tensors) -> None:
             if number == spec.num_rounds:
                 (folder / CLIENTS).mkdir(exist_ok=True)
-                _save(model, folder / CLIENTS / f"{name}.safetensors")
+                write_durably(folder / CLIENTS / f"{name}.safetensors", model)
 
         result = simulate(
             spec,
@@ -197,7 +196,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
         _remove_if_unused(folder)
 
 
-def _require_weights(spec: RunSpec) -> None:
+def require_weights(spec: RunSpec) -> None:
     """Raise SpecError if the coordinator sees something other than weights of the clients."""
     update = METHODS[spec.method.name].bind(spec).plan.update
     if update and all(tensor.kind != "weights" for tensor in update):
@@ -275,6 +274,15 @@ def is_of(spec: RunSpec, folder: Path) -> bool:
     return not found or all(document.get("key") == run_key(pinned(spec)) for document in found)
 
 
+def require_own(spec: RunSpec, folder: Path) -> None:
+    """Raise ResultsError if the folder holds another run."""
+    if not is_of(spec, folder):
+        raise ResultsError(
+            f"{folder} holds another spec's run, or was made by other code: take another folder, or start again with "
+            "--restart"
+        )
+
+
 def clear(folder: Path) -> None:
     """Remove a run's result and checkpoint, so that it starts again. Raises FolderInUseError if it is running."""
     if not folder.exists():
@@ -338,10 +346,10 @@ def _write(result: Result, folder: Path, stamp: str) -> FinishedRun:
         cross_site=result.cross_site,
     )
     for name, tensors in ((MODEL, result.model), (INITIAL, result.initial), (ENCODER, _encoder(result.model))):
-        _save(tensors, folder / name)
+        write_durably(folder / name, tensors)
     for client, state in judged_models(result).items():
         if client:
-            _save(_encoder(state), folder / f"encoder-{client}.safetensors")
+            write_durably(folder / f"encoder-{client}.safetensors", _encoder(state))
     write_spec(result.spec, folder / SPEC)
     write_json(folder / HISTORY, [_entry(record, result) for record in history])
     document = {each.name: getattr(finished, each.name) for each in fields(FinishedRun)}
@@ -351,11 +359,6 @@ def _write(result: Result, folder: Path, stamp: str) -> FinishedRun:
     document[CHANCE_KEY] = None if finished.chance is None else finished.chance.as_json()
     write_json(folder / RESULT, {"key": run_key(result.spec), "code": code_version(result.spec), **document})
     return finished
-
-
-def _save(tensors: Tensors, path: Path) -> None:
-    with replaced_file(path) as incoming:
-        save_tensors(tensors, incoming)
 
 
 def _encoder(model: Tensors) -> Tensors:

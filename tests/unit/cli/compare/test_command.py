@@ -118,6 +118,8 @@ def test_variants_and_changes_are_parsed(spec: Path) -> None:
         (["--methods", "fedsimcl"], 2, "did you mean fedsimclr"),
         (["--variant", "fedsimclr"], 2, "write it as NAME=METHOD"),
         (["--seeds", "a"], 2, "give whole numbers"),
+        (["--seeds", ""], 2, "--seeds : give whole numbers"),
+        (["--methods", " , "], 2, "--methods  , : give methods by name, for example fedbyol,fedsimclr"),
         (["--set", "fedx:training.batch_size=64"], 2, "is for a method that is not compared"),
         (["--methods", "flesd"], 2, "no run is possible: flesd: distillation needs public images"),
         (["--set", "partition=null"], 2, "add a [partition] section"),

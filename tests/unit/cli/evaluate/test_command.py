@@ -206,7 +206,7 @@ def test_a_diverged_model_is_reported_as_such(folder: Path, tmp_path: Path) -> N
         (["--semi", "0"], "give percentages above 0 and up to 100"),
         (["--semi", "one"], "give percentages above 0 and up to 100"),
         (["--semi", "1", "--settings", "flesd"], "flesd has no semi-supervised evaluation"),
-        (["--map", "{folder}/encoder.safetensors/map.png"], "its folder cannot be created"),
+        (["--map", "{folder}/encoder.safetensors/map.png"], "/encoder.safetensors is not a folder"),
         (["--semi-settings", "ssd"], "give percentages of labels too"),
         (["--data", "{bare}"], "has no labels"),
         (["--data", "nowhere"], "found no data set at nowhere"),

@@ -152,6 +152,7 @@ def test_a_run_longer_than_an_hour_needs_yes(root: Path, tmp_path: Path, fast: N
         (["fedx-9"], "there is no table called 'fedx-9'"),
         (["fedx-1:SimCLR@cifar10", "--budget", "soon"], "give a duration such as 90s, 5m or 2h"),
         (["fedx-1:SimCLR@cifar10", "--seeds", ""], "give whole numbers"),
+        ([""], "there is no table"),
         (["fedx-1:SimCLR@cifar10", "--seeds", "0,1,0"], "the seed 0 is listed twice"),
         (["fedx-1:SimCLR@svhn", "--budget", "5m"], "missing data: SVHN"),
         (["fedx-1:SimCLR@cifar10", "--set", "training.batch=1"], "there is no such key; did you mean batch_size"),

@@ -33,6 +33,8 @@ def read_variants(
     base = read_values(spec)
     own = _apply(base, changes)
     names = [text.strip() for text in (methods or "").split(",") if text.strip()]
+    if methods is not None and not names:
+        raise UsageError(f"--methods {methods}: give methods by name, for example fedbyol,fedsimclr")
     if not names and not variants:
         names = [str((base.get("method") or {}).get("name", "fedalignuniform"))]
     found = [Variant(name, *parse_method(name)) for name in names] + [read_variant(text) for text in variants]

@@ -7,9 +7,10 @@ import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, read_seeds
 from fedssl.cli.compare.arguments import ResultFormat, read_rungs, read_variants
+from fedssl.cli.destinations import require_folder
 from fedssl.cli.dry_run import DryRunOption
 from fedssl.cli.errors import UsageError
-from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images
+from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, require_machine
 from fedssl.cli.output import note
 from fedssl.experiments.variants import baselines_of
 from fedssl.run_files import RESULT
@@ -120,13 +121,15 @@ def compare(
     from fedssl.cli.compare.progress import comparison_progress
     from fedssl.experiments import comparison, runs, summary
 
-    entries = comparison.plan(base, variants, read_seeds(seeds or default_seeds), folder)
+    entries = comparison.plan(base, variants, read_seeds(default_seeds if seeds is None else seeds), folder)
+    require_folder("--out", folder)
     for entry in entries:
         if entry.spec is not None and (restart or not (entry.folder / RESULT).exists()):
             require_evaluation_images(entry.spec.central_evaluation, data_folder)
     if not restart:
         comparison.require_own(entries)
     if dry_run:
+        require_machine(device)
         report.show_plan(entries, output)
         return
     datasets = {name for entry in entries if entry.spec is not None for name in datasets_of(entry.spec)}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedssl.cli.destinations import require_place
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import Format, note, show_json, show_pairs, size
 from fedssl.cli.progress_bar import progress_bar
@@ -34,6 +35,8 @@ def check_data(
     """Report what a folder holds. Exits with 1 if a worker would not read it."""
     if changes and spec is None:
         raise UsageError("--set changes a key of a spec: give the spec with --spec")
+    if out is not None:
+        require_place("--out", out)
     files = list_files(data, "train")
     if files is None:
         raise UsageError(f"{data} is not a folder of image files: `fedssl doctor --data {data}` describes arrays")

@@ -7,6 +7,7 @@ import typer
 
 from fedssl.cli.arguments import SetOption, SpecArgument
 from fedssl.cli.datasets.fetching import ensure
+from fedssl.cli.destinations import require_folder, require_place
 from fedssl.cli.output import Format, FormatOption, note
 from fedssl.cli.specs import read_spec, require_partition
 
@@ -36,6 +37,10 @@ def partition(
     """
     read = read_spec(spec, set_)
     config = require_partition(read, spec)
+    if out is not None:
+        require_place("--out", out)
+    if shards is not None:
+        require_folder("--shards", shards)
     ensure(config.dataset, note)
     from fedssl.cli.datasets.partition_report import show_partition
 

@@ -14,6 +14,7 @@ from fedssl.cli.arguments import (
     TokenFileOption,
     UrlOption,
 )
+from fedssl.cli.destinations import require_place
 from fedssl.cli.embeddings.models import ModelOption, read_model
 from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
@@ -85,6 +86,9 @@ def classify(
     weights are fetched from the coordinator.
     """
     require_one_head(labels, head, save_head)
+    for option, file in (("--out", out), ("--save-head", save_head)):
+        if file is not None:
+            require_place(option, file)
     machine = prepare(device, threads, data_folder, set())
     from fedssl.embeddings.sources import open_source
 

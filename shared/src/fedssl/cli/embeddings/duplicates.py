@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption
+from fedssl.cli.destinations import require_place
 from fedssl.cli.embeddings.indexes import ImagesOption, IndexOption, PageOption, show_page, thumbnails_of
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_table
@@ -36,6 +37,7 @@ def duplicates(
     Nothing is removed. `--format json` lists the paths of each group for a script that does.
     """
     machine = prepare(device, 1, data_folder, set())
+    require_place("--out", out)
     from fedssl.embeddings.index_file import read_index
     from fedssl.embeddings.page import Section, Shown
     from fedssl.embeddings.similarity import find_duplicates

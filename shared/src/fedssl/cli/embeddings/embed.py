@@ -14,6 +14,7 @@ from fedssl.cli.arguments import (
     TokenFileOption,
     UrlOption,
 )
+from fedssl.cli.destinations import require_place
 from fedssl.cli.embeddings.models import ModelOption, read_model
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs
@@ -59,6 +60,7 @@ def embed(
 
     `fedssl search`, `duplicates` and `outliers` read the file.
     """
+    require_place("--out", out)
     machine = prepare(device, threads, data_folder, set())
     from fedssl.embeddings.sources import open_source
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, TokenFileOption, UrlOption
+from fedssl.cli.destinations import require_place
 from fedssl.cli.embeddings.indexes import ImagesOption, IndexOption, PageOption, show_page, thumbnails_of
 from fedssl.cli.embeddings.models import read_model
 from fedssl.cli.errors import UsageError
@@ -41,6 +42,7 @@ def search(
     be compared with those of the index.
     """
     machine = prepare(device, 1, data_folder, set())
+    require_place("--out", out)
     from fedssl.embeddings.encoders import represent_file
     from fedssl.embeddings.identity import difference
     from fedssl.embeddings.index_file import read_index

@@ -1,12 +1,12 @@
 """`fedssl evaluate`: how good an encoder is, by the papers' protocols."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import typer
 
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, EncoderThreadsOption
+from fedssl.cli.destinations import require_place
 from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare
 from fedssl.cli.output import Format, FormatOption
@@ -109,7 +109,7 @@ def evaluate(
     shown too. docs/evaluation.md describes the settings, and how `fast` agrees with those of the papers.
     """
     if map_ is not None:
-        _require_folder(map_)
+        require_place("--map", map_)
     if semi_settings is not None and semi is None:
         raise UsageError("--semi-settings are those of --semi: give percentages of labels too, for example --semi 1,10")
     from fedssl.cli.evaluate import report, steps
@@ -144,16 +144,6 @@ def _read_measures(text: str) -> tuple[Measure, ...]:
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"--measures {text}: there is no {unknown[0]!r}; give any of {', '.join(known)}, or none")
     return tuple(name for name in known if name in names)
-
-
-def _require_folder(picture: Path) -> None:
-    """Create the folder of the map before anything is computed. Raises UsageError if it cannot be written."""
-    try:
-        picture.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--map {picture}: its folder cannot be created ({error.strerror})") from None
-    if not os.access(picture.parent, os.W_OK):
-        raise UsageError(f"--map {picture}: its folder cannot be written")
 
 
 def _read_shares(text: str | None) -> tuple[float, ...]:

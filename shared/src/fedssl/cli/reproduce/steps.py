@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 
+from fedssl.cli.destinations import require_folder
 from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare as prepare_machine
 from fedssl.cli.output import duration, note
@@ -73,7 +74,7 @@ def read_tasks(what: str | None, changes: Sequence[str]) -> list[Task]:
 
 def select_cells(what: str | None) -> list[TableCell]:
     """Return the cells that `what` selects, or all."""
-    return [cell for name in ([what] if what else papers.tables()) for cell in papers.select(name)]
+    return [cell for name in (papers.tables() if what is None else [what]) for cell in papers.select(name)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,7 @@ def run(request: Request) -> Outcome:
     run, if results of other seeds would be lost, and the error of a single cell.
     """
     cells = select_cells(request.what)
+    require_folder("--out", request.out)
     datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.central_evaluation) if part}
     machine = prepare_machine(request.device, request.threads, request.data_folder, datasets, request.jobs)
     speeds = Speeds(

@@ -137,10 +137,12 @@ export const clear = (element) => {
 /* Load drawings. A place without one explains why there is none, but only once that is known. */
 export async function showLoaded(elements, work) {
   let failure;
-  await work().catch((error) => {
+  try {
+    await work();
+  } catch (error) {
     console.info(error.message);
     failure = "This could not be loaded. Reload the page to try again.";
-  });
+  }
   for (const element of elements) if (!$("canvas", element)) write(element, failure ?? element.dataset.empty ?? "");
 }
 

@@ -23,7 +23,7 @@ function showLeftOut(counts) {
 }
 
 const root = $("#compare");
-async function show() {
+function show() {
   const runs = JSON.parse(root.dataset.runs);
   const [axisName, write] = {
     round: ["rounds", (x) => number(x)],

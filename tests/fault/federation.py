@@ -33,7 +33,7 @@ POSTGRES, VALKEY = "postgres", "valkey"
 COORDINATOR = ("api", "aggregator", "distiller", "beat")
 
 
-class Arena(Federation):
+class FaultFederation(Federation):
     """APIs, aggregator, distiller, beat, workers behind a proxy, Postgres and Valkey: all of them are real."""
 
     forks = False  # faults also affect starting interpreters, and the points allow for the time that a start takes
