@@ -36,7 +36,7 @@ _renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plai
 structlog.configure(processors=[*_processors, _renderer])
 
 # A command is built once, not for each of its calls.
-typer.testing._get_command = functools.cache(typer.testing._get_command)
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 # The longest files come first: if a long one started last, the other test processes would be idle meanwhile.
 LONGEST = (
