@@ -127,7 +127,7 @@ def test_a_round_is_one_trace(
     exporter.clear()
     with tracing.round_span("work", scenario.id, 1, client="a"):
         carried = tracing.carried()
-        scenario.deliver("a")
+        scenario.upload("a")
     task(scenario.id, **carried)
     spans = {span.name: span for span in exporter.get_finished_spans()}
     expected = trace.format_trace_id(spans["work"].context.trace_id)
