@@ -72,7 +72,7 @@ def test_a_run_killed_in_the_middle_of_a_round_resumes_with_the_same_result(name
     assert not (tmp_path / "killed" / "checkpoint").exists()
 
 
-@pytest.mark.parametrize("at", ["_write_durably", "write_atomically", "FolderCheckpoint._remove_others"])
+@pytest.mark.parametrize("at", ["write_durably", "write_atomically", "FolderCheckpoint._remove_others"])
 def test_a_run_killed_while_a_checkpoint_is_written_resumes_with_the_same_result(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_run_killed_while_a_checkpoint_is_written_resumes_with_the_same_result
     resumed: list[int] = []
     finished = run_in_folder(spec, tmp_path / "killed", calls=Calls(on_resume=resumed.append))
 
-    assert resumed == [2 if at == "_write_durably" else 3]
+    assert resumed == [2 if at == "write_durably" else 3]
     assert outcome(tmp_path / "killed", finished) == outcome(tmp_path / "whole", undisturbed)
 
 
