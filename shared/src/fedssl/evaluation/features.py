@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedssl.data import ImageData, normalize, random_view, to_float
 from fedssl.errors import DataError
-from fedssl.precision import exact_float32
+from fedssl.precision import exact_float32, exact_layout
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
 
@@ -40,7 +40,7 @@ def extract_features(
         DataError: the images do not have the shape of `config` (:func:`fedssl.data.conform` changes it).
     """
     require_shape(data, config)
-    generator = torch.Generator().manual_seed(seed)
+    generator, layout = torch.Generator().manual_seed(seed), exact_layout(device)
     parts = [torch.zeros(0, device=device)]
     with in_eval_mode(encoder), torch.no_grad(), exact_float32(device):
         for start in range(0, len(data), batch_size):
@@ -48,7 +48,7 @@ def extract_features(
             x_BCHW = to_float(torch.tensor(data.images[start : start + batch_size]).to(device))
             if augmentation is not None:
                 x_BCHW = random_view(x_BCHW, augmentation, generator)
-            h_BH: Tensor = encoder(normalize(x_BCHW, config).contiguous(memory_format=torch.channels_last))
+            h_BH: Tensor = encoder(normalize(x_BCHW, config).contiguous(memory_format=layout))
             parts.append(h_BH.float())
             on_progress(min(1.0, (start + batch_size) / len(data)))
     return torch.cat(parts[1:] or parts)

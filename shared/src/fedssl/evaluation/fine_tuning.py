@@ -18,7 +18,7 @@ from fedssl.data import AUGMENTATIONS, ImageData, epoch_batches, normalize, rand
 from fedssl.data.partitions import stratified_share
 from fedssl.errors import DataError
 from fedssl.evaluation.features import extract_features, labels_of, require_finite
-from fedssl.precision import exact_float32
+from fedssl.precision import exact_float32, exact_layout
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 
 Selection = Literal["stratified", "first"]
@@ -183,7 +183,7 @@ def fine_tune(
     if train.labels is None or test.labels is None or not len(train) or not len(test):
         raise DataError("fine-tuning needs labelled images to train on and to test with")
     num_classes = int(max(train.labels.max(), test.labels.max())) + 1
-    encoder = copy.deepcopy(encoder).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    encoder = copy.deepcopy(encoder).to(device, memory_format=exact_layout(device))  # type: ignore[call-overload]
     features_1H = extract_features(encoder, train.subset(np.arange(1)), config, device)
     require_finite(features_1H)
     head = _head(features_1H.shape[1], num_classes, settings).to(device)
