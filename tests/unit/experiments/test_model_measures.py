@@ -88,6 +88,22 @@ def test_mean_norms_match_a_direct_computation(folder: Path, images: ImageData) 
         assert found == pytest.approx(expected.mean(), rel=1e-4)
 
 
+@pytest.mark.parametrize("has_projector", [True, False])
+def test_the_uniformity_of_embeddings_matches_a_direct_computation(
+    folder: Path, images: ImageData, *, has_projector: bool
+) -> None:
+    spec = (
+        SPEC if has_projector else SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"projector": None})})
+    )
+    z_ND = embeddings(load_tensors(folder / MODEL), images, projected=has_projector)
+    unit_ND = z_ND / np.linalg.norm(z_ND, axis=1, keepdims=True)
+    squares = [((a - b) ** 2).sum() for at, a in enumerate(unit_ND) for b in unit_ND[at + 1 :]]
+
+    uniformity = measures.embedding_uniformity(folder, spec, images, "cpu")
+
+    assert uniformity == pytest.approx(-math.log(np.mean(np.exp(-2 * np.array(squares)))), rel=1e-4)
+
+
 def test_the_accuracy_of_classifiers_is_their_mean(tmp_path: Path, images: ImageData) -> None:
     """A classifier with only a bias always predicts one class, whose share of the test images is its accuracy."""
     encoder = load_tensors(_trained(tmp_path) / MODEL)

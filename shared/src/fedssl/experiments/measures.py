@@ -19,6 +19,7 @@ from fedssl.evaluation.fine_tuning import fine_tune, semi_supervised
 from fedssl.evaluation.suite import Labelled, load_encoder, load_labelled
 from fedssl.experiments.model_measures import (
     classifier_accuracy,
+    embedding_uniformity,
     last_client_metric,
     last_server_metric,
     mean_inter_class_angle,
@@ -139,6 +140,8 @@ def _from_models(
             return mean_local_global_angle(folder, client_models(folder), spec, test, measure.label, device)
         case "representation_norm" | "embedding_norm":
             return mean_norm(folder, spec, test, device, projected=measure.kind == "embedding_norm")
+        case "embedding_uniformity":
+            return embedding_uniformity(folder, spec, test, device)
         case "classifier":
             models = client_models(folder) if spec.method.sends_nothing else [folder / MODEL]
             return 100 * classifier_accuracy(models, spec, test, device)

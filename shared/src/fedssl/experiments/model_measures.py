@@ -14,7 +14,7 @@ from fedssl.artifacts.tensors import Tensors, load_tensors
 from fedssl.data import ImageData
 from fedssl.errors import ResultsError
 from fedssl.evaluation import extract_features, labels_of
-from fedssl.evaluation.geometry import angle_between, inter_class_angles
+from fedssl.evaluation.geometry import angle_between, inter_class_angles, uniformity
 from fedssl.evaluation.suite import load_encoder, load_projected
 from fedssl.protocol.runs import RunSpec
 from fedssl.run_files import HISTORY, MODEL
@@ -47,6 +47,11 @@ def mean_norm(folder: Path, spec: RunSpec, test: ImageData, device: str, *, proj
         return float(_embeddings(model, spec, test, device).norm(dim=1).mean())
     h_NH = extract_features(load_encoder(model, spec).to(device), test, spec.data, device)
     return float(h_NH.norm(dim=1).mean())
+
+
+def embedding_uniformity(folder: Path, spec: RunSpec, test: ImageData, device: str) -> float:
+    """Return -Lu of the test images' embeddings z, or of h if the model has no projector."""
+    return uniformity(_embeddings(load_tensors(folder / MODEL), spec, test, device))
 
 
 def classifier_accuracy(models: Sequence[Path], spec: RunSpec, test: ImageData, device: str) -> float:
@@ -85,7 +90,8 @@ def _number(value: float | None) -> float:
 
 
 def _embeddings(model: Tensors, spec: RunSpec, test: ImageData, device: str) -> Tensor:
-    return extract_features(load_projected(model, spec).to(device), test, spec.data, device)
+    load = load_encoder if spec.model.projector is None else load_projected
+    return extract_features(load(model, spec).to(device), test, spec.data, device)
 
 
 def _last_round(folder: Path) -> dict[str, Any]:

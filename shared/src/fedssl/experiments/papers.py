@@ -60,6 +60,7 @@ Kind = Literal[
     "local_global_angle",
     "representation_norm",
     "embedding_norm",
+    "embedding_uniformity",
     "client_metric",
     "server_metric",
 ]
@@ -76,7 +77,8 @@ class Measure(StrictModel):
         "the mean of its clients' if they send nothing; `inter_class_angle`: the mean angle in degrees between two "
         "classes' mean embeddings (FedX Eq. 16); `local_global_angle`: between a test image's embeddings by a client's "
         "and by the global model (FedX Eq. 14); `representation_norm`, `embedding_norm`: the mean length of a test "
-        "image's h and z; `client_metric`: a metric of the last round's training, the clients' mean weighted by their "
+        "image's h and z; `embedding_uniformity`: of the test set's embeddings z, or of h if the model has no "
+        "projector; `client_metric`: a metric of the last round's training, the clients' mean weighted by their "
         "images; `server_metric`: one of the coordinator in the last round."
     )
     settings: str | None = Field(default=None, description="The name of the fine-tuning's settings.")
@@ -88,6 +90,11 @@ class Measure(StrictModel):
         default=None, exclude_if=lambda it: it is None, description="The metric's name, as in `history.json`."
     )
     use: Literal["last", "best"] = Field(default="last", description="Epoch of the fine-tuning; best on the test set.")
+    published_as: str | None = Field(
+        default=None,
+        exclude_if=lambda it: it is None,
+        description="The name of the published number for a second reading of it; otherwise the measure's own name.",
+    )
 
 
 class Layer(StrictModel):
@@ -122,7 +129,8 @@ class Paper(StrictModel):
 class TableCell:
     """One run of a table: its place, its spec, the published numbers and how each is measured.
 
-    Accuracies are in percent. A number is None if the paper only draws it.
+    Accuracies are in percent. A number is None if the paper only draws it. It is there twice, under two names, if two
+    measures are readings of it.
     """
 
     table: str
@@ -181,13 +189,17 @@ def cell(table: str, row: str, column: str) -> TableCell:
     if public_client is not None:
         values["public_data"]["dataset"] = values["partition"]["dataset"]
     values["name"] = f"{table.partition('-')[0]} {re.sub(r'[^A-Za-z0-9._+-]+', '-', row)}"
+    names = {name: measure.published_as or name for name, measure in measures.items()}
+    shown = sorted(
+        (name for name in names if names[name] in numbers), key=lambda name: list(numbers).index(names[name])
+    )
     return TableCell(
         table=table,
         row=row,
         column=column,
         spec=RunSpec.model_validate(values),
-        published=numbers,
-        measures={name: measures[name] for name in numbers},
+        published={name: numbers[names[name]] for name in shown},
+        measures={name: measures[name] for name in shown},
         public_client=public_client,
         notes=tuple(dict.fromkeys(notes)),
     )
