@@ -1,6 +1,5 @@
 """Preparing this machine to compute: data sets, threads and device."""
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
 from fedssl.cores import num_usable_cores
 from fedssl.errors import DataError, DeviceError
+from fedssl.packages import is_installed
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 
@@ -82,7 +82,7 @@ def prepare(
 def require_machine(device: str, jobs: str = "1") -> None:
     """Raise what `prepare` would raise, as far as that is known without torch, which dry runs do not need."""
     _require_jobs(jobs)
-    if importlib.util.find_spec("torch") is not None:
+    if is_installed("torch"):
         _require_device(device)
 
 

@@ -1,6 +1,5 @@
 """`fedssl simulate`: the whole federation on this machine, without services."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +18,7 @@ from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.cli.site_scores import cross_site_as_json, show_cross_site, show_sites, sites_as_json
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.errors import Paused
+from fedssl.packages import is_installed
 from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def simulate(
 
 def _require_possible(spec: RunSpec, folder: Path, *, restart: bool, keep_clients: bool) -> None:
     """Raise what the run would raise at its start, as far as that is known without torch."""
-    if importlib.util.find_spec("torch") is None:
+    if not is_installed("torch"):
         return
     from fedssl.experiments import runs
 
