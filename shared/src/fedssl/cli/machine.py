@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedssl.cli.datasets.fetching import data_folder, ensure
+from fedssl.cli.datasets.fetching import data_folder, ensure, would_download
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
 from fedssl.cores import num_usable_cores
@@ -77,6 +77,11 @@ def prepare(
     _require_device(device)
     num_jobs = _suitable_jobs(device, threads) if jobs == "auto" else int(jobs)
     return ComputeSettings(device=device, data_root=data_root or data_folder(), jobs=num_jobs)
+
+
+def would_be_downloaded(datasets: set[str], data_root: Path | None) -> set[str]:
+    """Return and report the data sets that `prepare` would download."""
+    return {name for name in sorted(datasets) if data_root is None and would_download(name, note)}
 
 
 def require_machine(device: str, jobs: str = "1") -> None:
