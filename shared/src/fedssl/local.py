@@ -3,12 +3,12 @@
 The distribution `fedssl-local` starts the processes. This module does not need it, nor does a data owner's machine.
 """
 
-import importlib.util
 from pathlib import Path
 
 from fedssl.client import Client
 from fedssl.client.environment import HOST, FederationFolder
 from fedssl.errors import LocalError
+from fedssl.packages import is_installed
 
 __all__ = ["HOST", "FederationFolder", "connect", "require_launcher"]
 
@@ -26,5 +26,5 @@ def connect(root: Path | str = ".fedssl") -> Client:
 
 def require_launcher() -> None:
     """Raise LocalError if the distribution that starts a federation's processes is not installed."""
-    if importlib.util.find_spec("fedssl_local") is None:
+    if not is_installed("fedssl_local"):
         raise LocalError("starting a federation on this machine needs fedssl-local: pip install fedssl-local")

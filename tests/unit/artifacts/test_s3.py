@@ -19,9 +19,9 @@ from fedssl.artifacts.s3 import partial as partial_module
 from fedssl.artifacts.s3.address import S3Address
 from fedssl.artifacts.s3.bucket import Bucket, Multipart, Object, SentPart
 from fedssl.artifacts.s3.cache import Cache
-from fedssl.artifacts.s3.partial import _end, _run, place_of
+from fedssl.artifacts.s3.partial import _end, _run
 from fedssl.artifacts.s3.store import S3Store
-from fedssl.artifacts.store import DirectPart
+from fedssl.artifacts.store import DirectPart, place_of
 from fedssl.errors import SpecError, StoreUnavailable
 from support.object_store import Moto
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner, Result
 
 from fedssl.cli.main import app
 from fedssl.cli.specs import read_spec
+from fedssl.experiments import budget
 from fedssl.simulation import simulate
 
 SPEC = """
@@ -33,6 +34,8 @@ max_images = 150
 [cohort]
 fraction = 0.67
 """
+
+NAMES = ("client-0", "client-1", "client-2")
 
 
 @pytest.fixture
@@ -154,3 +157,37 @@ def test_a_comparison_lists_its_runs_and_the_impossible_ones(spec: Path) -> None
     assert found[3]["bytes_up_per_client_and_round"] is None, "all images are in one place"
     assert "flesd" in fedssl(*arguments).stdout
     assert [path.name for path in spec.parent.iterdir()] == ["tiny.toml"]
+
+
+@pytest.fixture
+def without_fashion_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the machine's copy of Fashion-MNIST, and let a download fail the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDSSL_DATA", raising=False)
+    monkeypatch.setattr("fedssl.data.datasets._SYSTEM_FOLDER", tmp_path / "system")
+    monkeypatch.setattr("fedssl.data.fetch.fetch_fashion_mnist", lambda *_: pytest.fail("it was downloaded"))
+    monkeypatch.setattr(budget.calibration, "training_speed", lambda spec, device: 10_000.0)
+    monkeypatch.setattr(budget.calibration, "judging_seconds", lambda spec, labelled, device: 0.5)
+
+
+@pytest.mark.usefixtures("without_fashion_mnist")
+@pytest.mark.parametrize(
+    ("command", "key", "expected"),
+    [
+        ("simulate SPEC --set partition.max_images=300", "images", dict.fromkeys(NAMES, 100)),
+        ("simulate SPEC --set partition.scheme=dirichlet", "images", dict.fromkeys(NAMES)),
+        ("compare SPEC", "dry_run", True),
+        ("reproduce fedx-1:SimCLR@fashion-mnist --out OUT", "seconds", 100 * 10 * 60_000 / 10_000),
+        ("reproduce fedx-1:SimCLR@fashion-mnist --out OUT --budget 5m", "dry_run", True),
+    ],
+)
+def test_a_missing_data_set_is_reported_and_not_downloaded(
+    spec: Path, tmp_path: Path, command: str, key: str, expected: object
+) -> None:
+    command = command.replace("SPEC", f"{spec} --set partition.dataset=fashion-mnist")
+    words = command.replace("OUT", str(tmp_path / "out"))
+    result = fedssl(*words.split(), "--dry-run", "--format", "json")
+
+    assert f"Fashion-MNIST would be downloaded into {tmp_path / 'cache'}" in result.stderr
+    assert json.loads(result.stdout)[key] == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.toml"], "nothing was written"

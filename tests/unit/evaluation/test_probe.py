@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fedssl.data import load_dataset
 from fedssl.evaluation import PROBES, ProbeSettings, extract_features, labels_of, linear_probe, probe_encoder
-from fedssl.evaluation.probe import _decay, _solve, _zero_linear, probe_scores
+from fedssl.evaluation.probe import _decay, _solve, _zero_linear, fit_probe
 from fedssl.models import build_encoder, initialised
 from fedssl.protocol.data import AugmentationConfig, DataConfig
 from fedssl.protocol.model import EncoderConfig
@@ -88,7 +88,7 @@ def test_probabilities_of_the_fast_probe_are_those_of_scikit_learn(num_classes: 
     theirs = LogisticRegression(C=inverse / PROBES["fast"].l2, tol=1e-10, max_iter=2000)
     theirs.fit(((train_x - mean) / std).numpy(), (train_y % num_classes).numpy())
     expected = theirs.predict_proba(((test_x - mean) / std).numpy())
-    found = probe_scores(train_x, train_y % num_classes, test_x)
+    found = fit_probe(train_x, train_y % num_classes).scores(test_x)
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 

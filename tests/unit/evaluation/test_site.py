@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from fedssl.data import ImageData
 from fedssl.data.site_labels import UNLABELLED, SiteLabels, split_labels
 from fedssl.errors import DataError
-from fedssl.evaluation import extract_features, knn_accuracy, linear_probe, probe_scores
+from fedssl.evaluation import extract_features, knn_accuracy, linear_probe
 from fedssl.evaluation.probe import fit_probe
 from fedssl.evaluation.site import evaluate_at_site, evaluate_head
 from fedssl.evaluation.site_heads import packed, unpacked
@@ -135,7 +135,7 @@ def test_probabilities_of_several_labels_agree_with_scikit_learn():
     train, test = torch.randn(400, 6, generator=generator), torch.randn(50, 6, generator=generator)
     noise = torch.randn(400, 2, generator=generator)
     targets = (train[:, :2] + noise > 0.3).long()
-    found = probe_scores(train, targets, test)
+    found = fit_probe(train, targets).scores(test)
     mean, std = train.mean(dim=0), train.std(dim=0, correction=0)
     for label in range(2):
         reference = LogisticRegression(C=1 / 30, tol=1e-8, max_iter=1000)
@@ -151,7 +151,7 @@ def test_a_sites_probe_is_sent_as_weights_for_raw_representations():
     rows = unpacked(packed(probe.rows(), (0, 1, 2)), 3)
     own = torch.cat([test.double(), torch.ones(40, 1).double()], dim=1) @ rows.double().T
     assert torch.allclose(own.softmax(dim=1), probe.scores(test).double(), atol=1e-5)
-    assert torch.equal(probe.scores(test), probe_scores(train, torch.arange(90) % 3, test))
+    assert torch.equal(probe.scores(test), fit_probe(train, torch.arange(90) % 3).scores(test))
 
 
 def test_another_sites_classifier_is_evaluated_on_this_sites_test_images():

@@ -4,7 +4,6 @@ The coordinator and the worker are started as `python -m ...` and never imported
 Secrets reach the processes through the environment or files of mode 0600, never through a command line.
 """
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from fedssl.client import Client, ClientError, Retry
 from fedssl.errors import SpecError
 from fedssl.files import write_private
 from fedssl.local import HOST
+from fedssl.packages import is_installed
 from fedssl.protocol.data import DataConfig, PartitionConfig
 from fedssl.protocol.model import EncoderConfig
 from fedssl.wording import plural
@@ -137,7 +137,7 @@ def running_federation(
 
 def require_installed() -> None:
     """Raise LocalError if the coordinator or the worker is not installed along with this package."""
-    missing = [name for name in ("fedssl_coordinator", "fedssl_worker") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("fedssl_coordinator", "fedssl_worker") if not is_installed(name)]
     if missing:
         wheels = " ".join(name.replace("_", "-") for name in missing)
         raise LocalError(f"a local federation needs {' and '.join(missing)}: install with pip install {wheels}")

@@ -4,6 +4,8 @@ Slow imports are inside the commands that need them.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 
 from fedssl.cli.lazy_group import Group
 from fedssl.cli.output import Format, FormatOption, note, show_json, show_pairs, show_table
+from fedssl.errors import FedSSLError
 
 if TYPE_CHECKING:
     from fedssl_worker.disclosure.ledger.verification import Report
@@ -61,19 +64,12 @@ def verify(
 ) -> None:
     """Check that the ledger was not changed. The worker may be running."""
     from fedssl_worker.disclosure.ledger.chain import read_checkpoint
-    from fedssl_worker.disclosure.ledger.entries import LedgerError
     from fedssl_worker.disclosure.ledger.verification import read_anchors, verify
 
-    try:
+    with _errors_end_with(EXIT_UNUSABLE):
         known = read_anchors(anchors) if anchors is not None else ()
-    except LedgerError as error:
-        typer.echo(f"fedssl-worker: {error}", err=True)
-        raise typer.Exit(EXIT_UNUSABLE) from None
-    try:
+    with _errors_end_with(EXIT_CHANGED, "NOT INTACT"):
         report = verify(_folder(state), None if start is None else read_checkpoint(start), known)
-    except LedgerError as error:
-        typer.echo(f"NOT INTACT: {error}", err=True)
-        raise typer.Exit(EXIT_CHANGED) from None
     found = _report_fields(report)
     if output is Format.JSON:
         show_json(found)
@@ -103,14 +99,10 @@ def show(
     `sent`: the coordinator has confirmed the artifact. `unconfirmed`: it may have left in whole, in part or not at all.
     `refused`: it may not leave. JSON contains every entry as it was written, with the names of all tensors.
     """
-    from fedssl_worker.disclosure.ledger.entries import LedgerError
     from fedssl_worker.disclosure.ledger.verification import read_entries
 
-    try:
+    with _errors_end_with(EXIT_CHANGED):
         entries = [entry.body for entry in read_entries(_folder(state))]
-    except LedgerError as error:
-        typer.echo(f"fedssl-worker: {error}", err=True)
-        raise typer.Exit(EXIT_CHANGED) from None
     confirmed = {body["intent"] for body in entries if body["kind"] == "sent" and "intent" in body}
     kinds = ("intent", "refused")
     shown = [
@@ -144,15 +136,11 @@ def broadcasts(
     output: FormatOption = Format.TABLE,
 ) -> None:
     """List the digests of the weights that the coordinator has signed, per round, or compare them with another's."""
-    from fedssl_worker.disclosure.ledger.entries import LedgerError
     from fedssl_worker.disclosure.ledger.verification import broadcast_differences, read_broadcasts, signed_broadcasts
 
-    try:
+    with _errors_end_with(EXIT_CHANGED):
         own = signed_broadcasts(_folder(state))
         num_shared, differences = (0, []) if compare is None else broadcast_differences(own, read_broadcasts(compare))
-    except LedgerError as error:
-        typer.echo(f"fedssl-worker: {error}", err=True)
-        raise typer.Exit(EXIT_CHANGED) from None
     if compare is not None:
         for difference in differences:
             typer.echo(f"DIFFERENT: {difference}", err=True)
@@ -174,13 +162,10 @@ def check(
 ) -> None:
     """Read a policy as a worker does, and show what it allows."""
     from fedssl.protocol.policy import AllowRule
-    from fedssl_worker.disclosure.policy import PolicyError, read_policy
+    from fedssl_worker.disclosure.policy import read_policy
 
-    try:
+    with _errors_end_with(EXIT_UNUSABLE):
         read, digest = read_policy(policy)
-    except PolicyError as error:
-        typer.echo(f"fedssl-worker: {error}", err=True)
-        raise typer.Exit(EXIT_UNUSABLE) from None
     notice = read.described(digest)
     if output is Format.JSON:
         show_json(notice)
@@ -199,22 +184,28 @@ def identity(state: StateOption, output: FormatOption = Format.TABLE) -> None:
 
     Exchange it by another channel than the coordinator: `fedssl client show` has the key that the coordinator claims.
     """
-    from fedssl_worker.disclosure.ledger.entries import LedgerError
     from fedssl_worker.disclosure.ledger.keys import read_key
     from fedssl_worker.disclosure.ledger.verification import read_entries
 
-    try:
+    with _errors_end_with(EXIT_UNUSABLE, hint=". A worker makes the key when it starts for the first time"):
         key = f"ed25519:{read_key(state.expanduser() / 'identity.pem', 'identity key').public}"
         client = next((str(e.body["client"]) for e in read_entries(_folder(state)) if e.kind == "receipt"), None)
-    except LedgerError as error:
-        typer.echo(f"fedssl-worker: {error}. A worker makes the key when it starts for the first time", err=True)
-        raise typer.Exit(EXIT_UNUSABLE) from None
     found = {"client": client, "identity": key, "pin": f'{client or "CLIENT"} = "{key}"'}
     if output is Format.JSON:
         show_json(found)
         return
     show_pairs(found)
     note("Other owners add the pin to [secagg.pins] of their policies.")
+
+
+@contextmanager
+def _errors_end_with(code: int, prefix: str = "fedssl-worker", hint: str = "") -> Iterator[None]:
+    """Turn an error into one line and an exit code."""
+    try:
+        yield
+    except FedSSLError as error:
+        typer.echo(f"{prefix}: {error}{hint}", err=True)
+        raise typer.Exit(code) from None
 
 
 def _report_fields(report: "Report") -> dict[str, Any]:

@@ -380,12 +380,4 @@ def _evaluates_states(spec: RunSpec) -> bool:
 
 
 def _progress(local: LocalProgress) -> Progress:
-    return Progress(
-        phase="training",
-        epoch=local.epoch,
-        num_epochs=local.num_epochs,
-        step=local.step,
-        num_steps=local.num_steps,
-        loss=local.loss,
-        images_per_second=local.images_per_second,
-    )
+    return Progress(phase="training", **dataclasses.asdict(local))

@@ -6,7 +6,6 @@ C is 1 or 3, S the height and width in pixels. Equal images give equal bytes, th
 This module does not import torch, because the API process checks these files.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from fedssl.artifacts.header import (
     parse_header,
     read_header,
 )
+from fedssl.artifacts.store import digest_of_parts
 from fedssl.errors import ArtifactError, FedSSLError
 from fedssl.protocol.plan import TensorSpec
 
@@ -210,20 +210,13 @@ def labelled_streams(
 
 def write_streams(path: Path, streams: Sequence[Stream]) -> str:
     """Write a file, with at most one part of it in memory, and return its sha256."""
-    digest = hashlib.sha256()
     with path.open("wb") as file:
-        for data in _serialised(streams):
-            digest.update(data)
-            file.write(data)
-    return digest.hexdigest()
+        return digest_of_parts(_serialised(streams), file.write)
 
 
 def streams_digest(streams: Sequence[Stream]) -> str:
     """Return the sha256 of the file that `write_streams` would write."""
-    digest = hashlib.sha256()
-    for data in _serialised(streams):
-        digest.update(data)
-    return digest.hexdigest()
+    return digest_of_parts(_serialised(streams))
 
 
 def _serialised(streams: Sequence[Stream]) -> Iterator[bytes | memoryview]:

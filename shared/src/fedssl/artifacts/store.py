@@ -7,7 +7,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -294,9 +294,7 @@ class FileStore:
         folder.mkdir(exist_ok=True)
 
     def place(self, digest: str) -> str:
-        if not _DIGEST.fullmatch(digest):
-            raise ArtifactNotFound(f"{digest[:80]!r} is not a sha256 in lower-case hexadecimal")
-        return f"{self._root}/{digest[:2]}/{digest[2:4]}/{digest}"
+        return f"{self._root}/{place_of(digest)}"
 
     def _about(self, digest: str) -> os.stat_result:
         """Return an artifact's status. Raises ArtifactNotFound, or OSError if the file system does not answer."""
@@ -377,6 +375,24 @@ def require_digest(digest: str, expected: str) -> None:
         raise DigestMismatch(
             f"the bytes received have sha256 {digest}, but the announced one is {expected}: send them again"
         )
+
+
+def place_of(digest: str) -> str:
+    """Return an artifact's relative path in a store. Raises ArtifactNotFound if `digest` is not a sha256."""
+    if not _DIGEST.fullmatch(digest):
+        raise ArtifactNotFound(f"{digest[:80]!r} is not a sha256 in lower-case hexadecimal")
+    return f"{digest[:2]}/{digest[2:4]}/{digest}"
+
+
+def digest_of_parts(
+    parts: Iterable[bytes | memoryview], write: Callable[[bytes | memoryview], object] = lambda part: None
+) -> str:
+    """Return the sha256 of bytes that come in parts. Each part is also written."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+        write(part)
+    return digest.hexdigest()
 
 
 def digest_of(path: Path) -> str:

@@ -6,7 +6,6 @@ library the file came from, and so one digest. This module does not import torch
 files with it.
 """
 
-import hashlib
 import math
 import shlex
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from fedssl.artifacts.header import (
     read_header,
     shown_name,
 )
-from fedssl.artifacts.store import digest_of
+from fedssl.artifacts.store import digest_of, digest_of_parts
 from fedssl.artifacts.weight_names import PREFIX, Family, encoder_name, family_of
 from fedssl.errors import ArtifactError, NotFinite
 from fedssl.files import replaced_file
@@ -109,20 +108,13 @@ def read_weights(path: Path) -> Weights:
 
 def write_weights(weights: Weights, destination: Path) -> str:
     """Write the registered form, and return its sha256."""
-    digest = hashlib.sha256()
     with replaced_file(destination) as incoming, incoming.open("wb") as file:
-        for part in _serialised(weights):
-            digest.update(part)
-            file.write(part)
-    return digest.hexdigest()
+        return digest_of_parts(_serialised(weights), file.write)
 
 
 def registered_digest(weights: Weights) -> str:
     """Return the sha256 of the file that `write_weights` would write."""
-    digest = hashlib.sha256()
-    for part in _serialised(weights):
-        digest.update(part)
-    return digest.hexdigest()
+    return digest_of_parts(_serialised(weights))
 
 
 def check_registered(header: Header) -> int:

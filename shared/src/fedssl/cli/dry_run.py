@@ -1,6 +1,5 @@
 """Dry runs: the numbers of a run that are known before it starts. Nothing is trained or submitted."""
 
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +8,7 @@ import typer
 
 from fedssl.artifacts.header import file_bytes, frozen_bytes, num_bytes
 from fedssl.cli.output import Format, duration, note, show_json, show_pairs, show_table, size
+from fedssl.packages import is_installed
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.views import ClientView
 
@@ -66,7 +66,7 @@ def _masked_bytes(spec: RunSpec) -> int | None:
 
 def plan_of(spec: RunSpec) -> "ArtifactPlan | None":
     """Return what the run's method would exchange, or None without torch. Raises SpecError if the run cannot start."""
-    if importlib.util.find_spec("torch") is None:
+    if not is_installed("torch"):
         return None
     from fedssl.engine.aggregation import starting_plan
     from fedssl.methods import METHODS

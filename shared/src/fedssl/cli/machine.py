@@ -1,15 +1,15 @@
 """Preparing this machine to compute: data sets, threads and device."""
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedssl.cli.datasets.fetching import data_folder, ensure
+from fedssl.cli.datasets.fetching import data_folder, ensure, would_download
 from fedssl.cli.errors import UsageError
 from fedssl.cli.output import note
 from fedssl.cores import num_usable_cores
 from fedssl.errors import DataError, DeviceError
+from fedssl.packages import is_installed
 from fedssl.protocol.evaluation import EvaluationConfig
 from fedssl.protocol.runs import RunSpec
 
@@ -79,10 +79,15 @@ def prepare(
     return ComputeSettings(device=device, data_root=data_root or data_folder(), jobs=num_jobs)
 
 
+def would_be_downloaded(datasets: set[str], data_root: Path | None) -> set[str]:
+    """Return and report the data sets that `prepare` would download."""
+    return {name for name in sorted(datasets) if data_root is None and would_download(name, note)}
+
+
 def require_machine(device: str, jobs: str = "1") -> None:
     """Raise what `prepare` would raise, as far as that is known without torch, which dry runs do not need."""
     _require_jobs(jobs)
-    if importlib.util.find_spec("torch") is not None:
+    if is_installed("torch"):
         _require_device(device)
 
 

@@ -1,6 +1,5 @@
 """`fedssl simulate`: the whole federation on this machine, without services."""
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +9,22 @@ from fedssl import run_files as files
 from fedssl.cli.accuracies import ACCURACIES
 from fedssl.cli.arguments import DataFolderOption, DeviceOption, JobsOption, SetOption, SpecArgument, ThreadsOption
 from fedssl.cli.datasets.fetching import data_folder as default_folder
-from fedssl.cli.datasets.fetching import ensure
 from fedssl.cli.destinations import require_folder
 from fedssl.cli.dry_run import DryRunOption, Participant, document_of, show_dry_run
-from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, require_machine, show_start
+from fedssl.cli.machine import (
+    datasets_of,
+    prepare,
+    require_evaluation_images,
+    require_machine,
+    show_start,
+    would_be_downloaded,
+)
 from fedssl.cli.output import Format, FormatOption, duration, note, show_json, show_pairs, size
 from fedssl.cli.scores import baselines_as_json, show_scores
 from fedssl.cli.site_scores import cross_site_as_json, show_cross_site, show_sites, sites_as_json
 from fedssl.cli.specs import read_spec, require_partition
 from fedssl.errors import Paused
+from fedssl.packages import is_installed
 from fedssl.protocol.runs import RunSpec
 
 if TYPE_CHECKING:
@@ -69,7 +75,9 @@ def simulate(
         require_machine(device, jobs)
         _require_possible(wanted, folder, restart=restart, keep_clients=keep_clients)
         require_evaluation_images(wanted.central_evaluation, data_folder)
-        show_dry_run(document_of(wanted, _participants(config, data_folder)), output)
+        missing = would_be_downloaded(datasets_of(wanted), data_folder)
+        clients = _participants(config, data_folder, is_missing=config.dataset in missing)
+        show_dry_run(document_of(wanted, clients), output)
         return
     machine = prepare(device, threads, data_folder, datasets_of(wanted), jobs)
     from fedssl.cli.simulation_progress import simulation_progress
@@ -94,7 +102,7 @@ def simulate(
 
 def _require_possible(spec: RunSpec, folder: Path, *, restart: bool, keep_clients: bool) -> None:
     """Raise what the run would raise at its start, as far as that is known without torch."""
-    if importlib.util.find_spec("torch") is None:
+    if not is_installed("torch"):
         return
     from fedssl.experiments import runs
 
@@ -104,13 +112,21 @@ def _require_possible(spec: RunSpec, folder: Path, *, restart: bool, keep_client
         runs.require_own(spec, folder)
 
 
-def _participants(config: "PartitionConfig", root: Path | None) -> list[Participant]:
-    """Return the clients of a partition with their numbers of images. Reads the labels only."""
-    if root is None:
-        ensure(config.dataset, note)
-    from fedssl.data.partitioning import partition_plan
+def _participants(config: "PartitionConfig", root: Path | None, *, is_missing: bool) -> list[Participant]:
+    """Return the clients of a partition with their numbers of images. Reads the labels only.
 
-    held = partition_plan(config, root or default_folder()).by_client
+    If the data set `is_missing` and its labels determine these numbers, they are unknown.
+    """
+    from fedssl.data import KNOWN
+    from fedssl.data.partitioning import assign_images, client_names, needs_labels, partition_plan
+
+    if is_missing and needs_labels(config):
+        return [Participant(name) for name in client_names(1 if config.pooled else config.num_clients)]
+    if is_missing:
+        num_images = KNOWN[config.dataset].num_train
+        held = assign_images(config, None, num_images=num_images, root=default_folder()).by_client
+    else:
+        held = partition_plan(config, root or default_folder()).by_client
     return [Participant(name, len(part), "" if len(part) else "has no images") for name, part in held.items()]
 
 

@@ -1,10 +1,13 @@
 """The packages that read DICOM, NIfTI and Parquet, which are extras."""
 
 import functools
-from importlib.util import find_spec
 from typing import Literal
 
+from fedssl import packages
+
 Format = Literal["DICOM", "NIfTI", "Parquet"]
+
+is_installed = functools.cache(packages.is_installed)  # a folder may hold many files
 
 _PACKAGES: dict[Format, str] = {"DICOM": "pydicom", "NIfTI": "nibabel", "Parquet": "pyarrow"}
 
@@ -20,9 +23,3 @@ def require(name: Format) -> None:
     """Raise ValueError if files of a format are not read."""
     if (why := why_unread(name)) is not None:
         raise ValueError(why)
-
-
-@functools.cache
-def is_installed(package: str) -> bool:
-    """Return whether a package is installed. The answer is kept: a folder may hold many files."""
-    return find_spec(package) is not None

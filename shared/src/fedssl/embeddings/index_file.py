@@ -4,7 +4,6 @@ Both hold one JSON document that describes them: under the key `fedssl` of a Par
 an `.npz` file. They are written and read in parts; equal contents give equal bytes.
 """
 
-import importlib.util
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from fedssl.data.array_files import ARRAY_ERRORS, check_members, memory_bytes
 from fedssl.errors import DataError, ExportError
 from fedssl.files import replaced_file
+from fedssl.packages import is_installed
 from fedssl.wording import reason_of
 
 SUFFIXES = (".parquet", ".npz")
@@ -60,7 +60,7 @@ def require_format(path: Path) -> None:
     """Raise ExportError unless files of this name can be read and written here."""
     if path.suffix not in SUFFIXES:
         raise ExportError(f"{path}: the name of a file of representations must end in {' or '.join(SUFFIXES)}")
-    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+    if path.suffix == ".parquet" and not is_installed("pyarrow"):
         raise ExportError(
             f"{path}: Parquet needs pyarrow, which is not installed here: pip install 'fedssl[parquet]', or take a "
             "name that ends in .npz"

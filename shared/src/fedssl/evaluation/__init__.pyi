@@ -20,7 +20,7 @@ from .maps import aligned_map, plot_map, project
 from .neighbour_plot import plot_neighbours
 from .neighbours import knn_accuracy, knn_scores, nearest
 from .plots import plot_curves
-from .probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder, probe_scores
+from .probe import PROBES, ProbeResult, ProbeSettings, linear_probe, probe_encoder
 from .ridge import require_sums, ridge_path, ridge_solution, ridge_sums
 from .selection import BestRound, choose_best
 from .transfer_learning import TRANSFERS, TransferResult, transfer
@@ -56,7 +56,6 @@ __all__ = [
     "plot_map",
     "plot_neighbours",
     "probe_encoder",
-    "probe_scores",
     "project",
     "require_sums",
     "ridge_path",

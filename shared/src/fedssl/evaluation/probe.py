@@ -161,20 +161,6 @@ def linear_probe(
     return _result(accuracies, _accuracy(classifier, train_x, train_y))
 
 
-def probe_scores(train_features: Tensor, targets: Tensor, test_features: Tensor) -> Tensor:
-    """Train the classifier of `PROBES["fast"]`, and return its probabilities (N, C) for the test images.
-
-    Args:
-        train_features, test_features: float (N, H), on one device, where everything is computed.
-        targets: class numbers (N,), for probabilities that add up to 1; or the presence (N, C) of several labels, of 0
-            and 1, each with a probability of its own, by the mean over images of the sum of binary cross-entropies.
-
-    Raises:
-        ValueError: the features are not finite.
-    """
-    return fit_probe(train_features, targets).scores(test_features)
-
-
 @dataclass(frozen=True, slots=True)
 class FittedProbe:
     """A linear classifier of standardised features: `(x - mean) * scale`.
@@ -206,7 +192,16 @@ class FittedProbe:
 
 
 def fit_probe(train_features: Tensor, targets: Tensor) -> FittedProbe:
-    """Train the classifier of `PROBES["fast"]`. The arguments and errors are those of :func:`probe_scores`."""
+    """Train the classifier of `PROBES["fast"]`.
+
+    Args:
+        train_features: float (N, H), on the device where everything is computed.
+        targets: class numbers (N,), for probabilities that add up to 1; or the presence (N, C) of several labels, of 0
+            and 1, each with a probability of its own, by the mean over images of the sum of binary cross-entropies.
+
+    Raises:
+        ValueError: the features are not finite.
+    """
     train_x = train_features.detach().float()
     require_finite(train_x)
     settings, targets = PROBES["fast"], targets.to(train_x.device)

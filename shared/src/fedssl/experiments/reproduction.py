@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,9 +80,12 @@ class CellResult:
     budget: Mapping[str, float] | None = None
 
 
-def place_datasets(tasks: Sequence[Task], root: Path | None) -> list[Task]:
-    """Return the tasks with the place of every data set, as :func:`dataset_places`. Raises DataError."""
-    places = dataset_places({name for task in tasks for name in _datasets(task)}, root)
+def place_datasets(tasks: Sequence[Task], root: Path | None, *, downloaded_later: Set[str] = frozenset()) -> list[Task]:
+    """Return the tasks with the place of every data set, as :func:`dataset_places`. Raises DataError.
+
+    Data sets that will be `downloaded_later` may be missing.
+    """
+    places = dataset_places({name for task in tasks for name in _datasets(task)} - downloaded_later, root)
     return [Task(task.cell, _placed(task.spec, places)) for task in tasks]
 
 

@@ -1,6 +1,5 @@
 """Exports a trained encoder for other programs: as an ONNX graph, or as a state dict with another library's names."""
 
-import importlib.util
 import json
 import logging
 import warnings
@@ -16,6 +15,7 @@ from fedssl.errors import ExportError
 from fedssl.files import replaced_file
 from fedssl.models.classifier import Classifier, Head
 from fedssl.models.pretrained import PretrainedEncoder
+from fedssl.packages import is_installed
 
 IMAGES, REPRESENTATIONS, PROBABILITIES = "images", "representations", "probabilities"
 _NEEDED = ("onnx", "onnxscript")
@@ -57,7 +57,7 @@ def export_classifier(encoder: PretrainedEncoder, head: Head, destination: Path)
 
 def require_onnx() -> None:
     """Raise ExportError if onnx and onnxscript are not installed."""
-    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in _NEEDED if not is_installed(name)]:
         raise ExportError(f"{' and '.join(missing)} not installed: pip install 'fedssl[onnx]'")
 
 

@@ -1,7 +1,6 @@
 """The images that a simulation starts from, and what must hold for them."""
 
 import hashlib
-import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from fedssl.data.partitioning import load_public, partition_images
 from fedssl.errors import DataError, SpecError
 from fedssl.evaluation.suite import Labelled, load_labelled
 from fedssl.methods.api import ClientData
+from fedssl.packages import is_installed
 from fedssl.protocol.runs import RunSpec
 from fedssl.protocol.training import CohortConfig
 
@@ -141,7 +141,7 @@ def require_masks(spec: RunSpec, num_clients: int) -> None:
     config = spec.secure_aggregation
     if config is None:
         return
-    if importlib.util.find_spec("cryptography") is None:
+    if not is_installed("cryptography"):
         raise SpecError("secure_aggregation needs the package cryptography: pip install 'fedssl[secure]'")
     if (size := spec.cohort.num_wanted(num_clients)) < config.min_cohort:
         raise SpecError(

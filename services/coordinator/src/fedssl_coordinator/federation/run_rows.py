@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -130,8 +130,7 @@ def newest_first(
     if state is not None:
         statement = statement.where(Run.state == state)
     if before is not None:
-        at, run_id = before
-        statement = statement.where((Run.created_at < at) | ((Run.created_at == at) & (Run.id < run_id)))
+        statement = statement.where(tuple_(Run.created_at, Run.id) < before)
     return session.scalars(statement).all()
 
 

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import delete, func, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import distinct_on, insert
 from sqlalchemy.orm import Session
 
@@ -59,9 +59,7 @@ def oldest_first(session: Session, limit: int, after: Before | None) -> Sequence
     table = NotificationDestination
     statement = select(table).order_by(table.created_at, table.id).limit(limit)
     if after is not None:
-        statement = statement.where(
-            (table.created_at > after[0]) | ((table.created_at == after[0]) & (table.id > after[1]))
-        )
+        statement = statement.where(tuple_(table.created_at, table.id) > after)
     return session.scalars(statement).all()
 
 
@@ -103,9 +101,7 @@ def deliveries(
         .limit(limit)
     )
     if before is not None:
-        statement = statement.where(
-            (table.created_at < before[0]) | ((table.created_at == before[0]) & (table.id < before[1]))
-        )
+        statement = statement.where(tuple_(table.created_at, table.id) < before)
     return session.scalars(statement).all()
 
 

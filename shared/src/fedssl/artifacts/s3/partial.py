@@ -10,14 +10,14 @@ from pathlib import Path
 
 from fedssl.artifacts.s3.bucket import Bucket, Multipart, NoSuchObject, Object
 from fedssl.artifacts.s3.cache import Cache
-from fedssl.errors import ArtifactError, ArtifactNotFound, OffsetMismatch, StoreUnavailable
+from fedssl.artifacts.store import place_of
+from fedssl.errors import ArtifactError, OffsetMismatch, StoreUnavailable
 
 FOLDER = "partial"
 Lock = Callable[[str], AbstractContextManager[bool]]
 """Locks a name against every other process. Yields False if another one holds it."""
 
 _KEY = re.compile(rf"{FOLDER}/([^/]+)/[0-9]{{20}}-[^/]+")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _PART_BYTES = 4 << 20
 _MAX_OBJECTS = 10_000
 COPY_BYTES = 5 << 30  # the most that S3 copies at once
@@ -145,13 +145,6 @@ class S3Whole:
             self._bucket.upload(place_of(digest), self.path)
         self._cache.adopt(self.path, digest)
         self._partial.discard()
-
-
-def place_of(digest: str) -> str:
-    """Return an artifact's key. Raises ArtifactNotFound if `digest` is not a sha256."""
-    if not _DIGEST.fullmatch(digest):
-        raise ArtifactNotFound(f"{digest[:80]!r} is not a sha256 in lower-case hexadecimal")
-    return f"{digest[:2]}/{digest[2:4]}/{digest}"
 
 
 def key_of(name: str, offset: int, num_bytes: int) -> str:

@@ -1,9 +1,8 @@
 """The content-addressed store in a bucket, with the layout of the one in a folder: `ab/cd/abcd...`."""
 
-import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 from fedssl.artifacts.s3.bucket import Bucket, NoSuchObject, Object
 from fedssl.artifacts.s3.cache import Cache
 from fedssl.artifacts.s3.direct import S3Direct
-from fedssl.artifacts.s3.partial import COPY_BYTES, FOLDER, Lock, S3Partial, name_of, place_of
-from fedssl.artifacts.store import FileWriter, StoredFile
+from fedssl.artifacts.s3.partial import COPY_BYTES, FOLDER, Lock, S3Partial, name_of
+from fedssl.artifacts.store import FileWriter, StoredFile, digest_of_parts, place_of
 from fedssl.errors import ArtifactDamaged, ArtifactNotFound
 
 _DAMAGED = "damaged"
@@ -90,7 +89,7 @@ class S3Store:
             if found is None or found.num_bytes > COPY_BYTES:
                 return False
             try:
-                if _sha256(self._bucket.read(found.key, 0, found.num_bytes)) == digest:
+                if digest_of_parts(self._bucket.read(found.key, 0, found.num_bytes)) == digest:
                     return False
                 self._bucket.copy(found, aside)  # many stores refuse it if the artifact was stored again
             except NoSuchObject:
@@ -142,7 +141,7 @@ class S3Store:
         descriptor, scratch = self._cache.scratch()
         try:
             with os.fdopen(descriptor, "wb") as file:
-                actual = _sha256(self._bucket.read(found.key, 0, found.num_bytes), file.write)
+                actual = digest_of_parts(self._bucket.read(found.key, 0, found.num_bytes), file.write)
             if actual != digest:
                 raise ArtifactDamaged(f"the object of artifact {digest} has other bytes: their sha256 is {actual}")
             return self._cache.adopt(scratch, digest)
@@ -150,12 +149,3 @@ class S3Store:
             raise ArtifactNotFound(f"artifact {digest} was removed from the store just now") from None
         finally:
             scratch.unlink(missing_ok=True)
-
-
-def _sha256(chunks: Iterable[bytes], write: Callable[[bytes], object] = lambda data: None) -> str:
-    """Return the sha256 of bytes, which are also written on the way."""
-    whole = hashlib.sha256()
-    for chunk in chunks:
-        whole.update(chunk)
-        write(chunk)
-    return whole.hexdigest()

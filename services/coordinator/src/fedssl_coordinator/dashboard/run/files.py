@@ -1,6 +1,5 @@
 """The Files tab: a run's weights, encoder, spec, model card and lineage, as `fedssl run pull` fetches them."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Annotated, NamedTuple
@@ -13,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from fedssl.artifacts.header import LENGTH_BYTES, Header, header_length, parse_header
+from fedssl.artifacts.store import digest_of_parts
 from fedssl.client.model_card import card, lineage_of
 from fedssl.client.model_files import encoder_part
 from fedssl.errors import ArtifactError, ArtifactNotFound
@@ -128,10 +128,7 @@ def _facts(run_id: UUID) -> _Facts:
         digest = service.model_digest(session, run_id, initial=False)
         run = service.show(session, run_id)
         found = [row for row in _closed(session, run_id) if row.number <= run.rounds_closed]
-    encoder = hashlib.sha256()
-    for chunk in _encoder(digest)[1]:
-        encoder.update(chunk)
-    return _Facts(run, found, lineage_of(run, found, digest, encoder.hexdigest()))
+    return _Facts(run, found, lineage_of(run, found, digest, digest_of_parts(_encoder(digest)[1])))
 
 
 def _closed(session: Session, run_id: UUID) -> list[RoundView]:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Date, cast, func, literal, literal_column, or_, select, tuple_
+from sqlalchemy import Date, cast, func, literal_column, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import INTERVAL, distinct_on
 from sqlalchemy.orm import Session
 
@@ -82,7 +82,7 @@ def attempts_after(session: Session, run_id: UUID, number: int, after: tuple[str
         select(*columns, Artifact.num_bytes)
         .join(Round, Round.id == Assignment.round_id)
         .outerjoin(Artifact, Artifact.digest == Assignment.update_digest)
-        .where(Round.run_id == run_id, Round.number == number, tuple_(*key) > tuple_(*map(literal, after)))
+        .where(Round.run_id == run_id, Round.number == number, tuple_(*key) > after)
         .order_by(*key)
         .limit(limit)
     )

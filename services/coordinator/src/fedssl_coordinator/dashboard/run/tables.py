@@ -20,11 +20,11 @@ from fedssl_coordinator.dashboard.run import member_queries, settings_words
 from fedssl_coordinator.dashboard.run import queries as run_queries
 from fedssl_coordinator.dashboard.run import view as run_view
 from fedssl_coordinator.dashboard.run.activities import CAUSES
-from fedssl_coordinator.dashboard.runs import queries as overview_queries
 from fedssl_coordinator.dashboard.runs.run_status import verdict_reason
 from fedssl_coordinator.dashboard.session import Viewing, WaitingViewing
 from fedssl_coordinator.federation import run_rows
 from fedssl_coordinator.federation.distillation import service as distillation
+from fedssl_coordinator.federation.rounds import repository as rounds
 from fedssl_coordinator.federation.rounds import round_metrics
 from fedssl_coordinator.federation.runs import service
 from fedssl_coordinator.federation.secure_rounds import service as secure_rounds
@@ -48,8 +48,8 @@ def list_rounds(run_id: UUID, visitor: Viewing, session: DB, before: Before = No
     page = run_view.run_page(session, run_id)
     last = (before or 2**31) - 1
     rows = member_queries.rounds_before(session, run_id, last, PAGE)
-    tallies = overview_queries.tallies(session, [row.id for row in rows])
-    shown = [(row, verdict_reason(row, tallies.get(row.id, {}))) for row in rows]
+    tallies = rounds.counts(session, [row.id for row in rows])
+    shown = [(row, verdict_reason(row, tallies[row.id])) for row in rows]
     more = rows[-1].number if len(rows) == PAGE and rows[-1].number > 1 else None
     return render("run_rounds.html", visitor, tab="rounds", rows=shown, more=more, is_first=before is None, page=page)
 
@@ -65,7 +65,7 @@ def show_round(
         raise ProblemError("not-found", f"Round {number} has not been opened yet: the run's page shows the newest.")
     attempts = member_queries.attempts_after(session, run_id, number, (after, attempt), PAGE + 1)
     metrics = round_metrics.by_client(session, run_id, number, sorted({one.client_id for one in attempts[:PAGE]}))
-    tally = overview_queries.tallies(session, [found[0].id]).get(found[0].id, {})
+    tally = rounds.counts(session, [found[0].id])[found[0].id]
     return render(
         "run_round.html", visitor, tab="rounds", row=found[0], reason=verdict_reason(found[0], tally),
         causes=CAUSES,

@@ -17,6 +17,7 @@ from fedssl_coordinator.dashboard.layout.svg import ribbon, spark
 from fedssl_coordinator.dashboard.runs import queries
 from fedssl_coordinator.dashboard.runs.run_status import Last, RunStatus, last_verdict, run_status
 from fedssl_coordinator.federation.rounds import declines, unattended
+from fedssl_coordinator.federation.rounds.repository import counts
 
 PAGE = 50
 _BACK = 10  # rounds over which a change of the score is shown
@@ -104,7 +105,7 @@ def rows(session: Session, runs: Sequence[Run]) -> list[Row]:
     ids = [run.id for run in runs]
     rounds, scores, jobs = queries.last_rounds(session, ids), queries.scores(session, ids), queries.jobs(session, ids)
     looked_at = [row.id for some in rounds.values() for row in some[-2:]]
-    tallies = queries.tallies(session, looked_at)
+    tallies = counts(session, looked_at)
     unclosed = [some[-1].id for some in rounds.values() if some[-1].state == RoundState.OPEN]
     declined = declines.reasons(session, runs)
     waiting = unattended.reasons(session, runs)

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Integer, String, bindparam, cast, func, or_, select, true
-from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy import ColumnElement, Integer, String, bindparam, cast, func, or_, select, true, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from fedssl.protocol.chance import Chance
@@ -83,8 +82,7 @@ def page(session: Session, limit: int, before: tuple[datetime, UUID] | None, gro
         found = [func.lower(func.coalesce(place, "")).contains(text.lower(), autoescape=True) for place in places]
         statement = statement.where(or_(*found))
     if before is not None:
-        at, run_id = before
-        statement = statement.where((Run.created_at < at) | ((Run.created_at == at) & (Run.id < run_id)))
+        statement = statement.where(tuple_(Run.created_at, Run.id) < before)
     return session.scalars(statement).all()
 
 
@@ -110,22 +108,6 @@ def last_rounds(session: Session, run_ids: Sequence[UUID], limit: int = RIBBON) 
     found: defaultdict[UUID, list[Round]] = defaultdict(list)
     for found_row in session.scalars(_LAST_ROUNDS, {"runs": run_ids, "limit": limit}):
         found[found_row.run_id].append(found_row)
-    return found
-
-
-def tallies(session: Session, round_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
-    """Return per round the number of clients in each state. A client's newest attempt counts."""
-    newest = (
-        select(Assignment.round_id, Assignment.client_id, Assignment.state)
-        .where(Assignment.round_id.in_(round_ids))
-        .ext(distinct_on(Assignment.round_id, Assignment.client_id))
-        .order_by(Assignment.round_id, Assignment.client_id, Assignment.attempt.desc())
-        .subquery()
-    )
-    statement = select(newest.c.round_id, newest.c.state, func.count()).group_by(newest.c.round_id, newest.c.state)
-    found: defaultdict[UUID, dict[str, int]] = defaultdict(dict)
-    for round_id, state, count in session.execute(statement):
-        found[round_id][state] = count
     return found
 
 

@@ -44,7 +44,7 @@ class Last:
 def run_status(
     run: Run,
     rounds: Sequence[Round],
-    tally: Mapping[str, int],
+    tally: Mapping[AssignmentState, int],
     absent: Sequence[Missing],
     job: DistillationJob | None,
     num_eligible: int,
@@ -110,7 +110,7 @@ def _open(
     run: Run,
     rounds: Sequence[Round],
     current: Round,
-    tally: Mapping[str, int],
+    tally: Mapping[AssignmentState, int],
     absent: Sequence[Missing],
     declined: str | None,
 ) -> RunStatus:
@@ -168,7 +168,7 @@ def _seconds(start: datetime | None, end: datetime | None) -> float | None:
     return None if start is None or end is None else (end - start).total_seconds()
 
 
-def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[str, int]]) -> Last:
+def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[AssignmentState, int]]) -> Last:
     """Return the verdict of the newest closed round of `rounds`, with its numbers of clients."""
     closed = [row for row in rounds if row.verdict is not None]
     if not closed:
@@ -177,7 +177,7 @@ def last_verdict(rounds: Sequence[Round], tallies: Mapping[UUID, Mapping[str, in
     return Last(row.verdict or "", verdict_reason(row, tallies.get(row.id, {})), row.number)
 
 
-def verdict_reason(row: Round, tally: Mapping[str, int]) -> str:
+def verdict_reason(row: Round, tally: Mapping[AssignmentState, int]) -> str:
     """Return the round's reason, or its numbers like `10 of 11, 1 declined`."""
     everybody, accepted = sum(tally.values()), tally.get(AssignmentState.ACCEPTED, 0)
     if row.verdict in (Verdict.FAILED, Verdict.SKIPPED) and row.reason:

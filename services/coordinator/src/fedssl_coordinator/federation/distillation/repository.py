@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from fedssl.protocol.states import JobState, RunState
@@ -31,8 +31,7 @@ def oldest_first(
     job = DistillationJob
     statement = select(job).where(job.run_id == run_id).order_by(job.created_at, job.id).limit(limit)
     if after is not None:
-        at, job_id = after
-        statement = statement.where((job.created_at > at) | ((job.created_at == at) & (job.id > job_id)))
+        statement = statement.where(tuple_(job.created_at, job.id) > after)
     return session.scalars(statement).all()
 
 

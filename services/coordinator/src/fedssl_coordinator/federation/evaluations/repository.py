@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import func, literal, select, tuple_
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -23,7 +23,7 @@ def in_order(
     key = (Evaluation.round_number, Evaluation.created_at, Evaluation.id)
     statement = select(Evaluation).where(Evaluation.run_id == run_id).order_by(*key).limit(limit)
     if after is not None:
-        statement = statement.where(tuple_(*key) > tuple_(*map(literal, after)))
+        statement = statement.where(tuple_(*key) > after)
     return session.scalars(statement).all()
 
 

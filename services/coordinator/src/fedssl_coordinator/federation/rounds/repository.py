@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Interval, Uuid, bindparam, func, insert, literal, or_, select, tuple_
+from sqlalchemy import Interval, Uuid, bindparam, func, insert, or_, select, tuple_
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session, aliased
 
@@ -206,7 +206,7 @@ def assignments_after(
     statement = (
         select(Assignment)
         .join(Round, Round.id == Assignment.round_id)
-        .where(Round.run_id == run_id, Round.number == number, key > tuple_(*map(literal, after)))
+        .where(Round.run_id == run_id, Round.number == number, key > after)
         .order_by(Assignment.client_id, Assignment.attempt)
         .limit(limit)
     )

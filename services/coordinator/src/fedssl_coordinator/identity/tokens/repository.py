@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import and_, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import and_, bindparam, delete, exists, func, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -96,8 +96,7 @@ def keep_newest(session: Session, subject: str, num_kept: int) -> None:
 def newest_first(session: Session, limit: int, before: tuple[object, UUID] | None) -> Sequence[Token]:
     statement = select(Token).order_by(Token.created_at.desc(), Token.id.desc()).limit(limit)
     if before is not None:
-        statement = statement.where((Token.created_at < before[0]) | (
-            (Token.created_at == before[0]) & (Token.id < before[1])))  # fmt: skip
+        statement = statement.where(tuple_(Token.created_at, Token.id) < before)
     return session.scalars(statement).all()
 
 

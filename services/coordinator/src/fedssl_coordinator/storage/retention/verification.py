@@ -1,9 +1,9 @@
 """Checks that the store has everything that the database refers to, for example after a restore."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fedssl.artifacts.store import digest_of_parts
 from fedssl.errors import ArtifactNotFound
 from fedssl_coordinator.core.db import transaction
 from fedssl_coordinator.core.store import store
@@ -36,10 +36,8 @@ def fault_of(digest: str, num_bytes: int | None = None) -> str | None:
         size = store().size(digest)
         if num_bytes is not None and size != num_bytes:
             return f"has {size} bytes instead of {num_bytes}"
-        whole = hashlib.sha256()
-        for chunk in store().read(digest, 0, size):  # the store's own bytes, not a local copy
-            whole.update(chunk)
-        return None if whole.hexdigest() == digest else "has other bytes"
+        found = digest_of_parts(store().read(digest, 0, size))  # of the store's own bytes, not of a local copy
+        return None if found == digest else "has other bytes"
     except (ArtifactNotFound, FileNotFoundError):
         return "is missing"
     except OSError as error:
