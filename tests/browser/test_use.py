@@ -300,6 +300,39 @@ def test_a_stream_is_opened_again_after_an_error(open_page: Open, client: Client
     expect(page.locator("#announced")).to_contain_text("Stopped. Stopped by an operator", timeout=20_000)
 
 
+def test_a_stream_that_delivers_nothing_is_opened_again(open_page: Open, client: Client, run: UUID) -> None:
+    """A connection that was lost while the computer slept reports no error."""
+    live = client.create_run(_spec("silent", num_rounds=200)).id
+    watched, held = open_page(), list[Route]()
+    watched.page.route("**/stream?*", lambda route: route.continue_() if held else held.append(route))
+    page = watched.open(f"/runs/{live}")
+    with page.expect_request("**/stream?*", timeout=30_000):
+        pass
+    expect(page.locator(".top .live")).to_have_text("Live", timeout=20_000)
+    client.stop(live)
+
+
+def test_a_page_shown_again_after_signing_out_asks_to_sign_in(open_page: Open, run: UUID) -> None:
+    """Safari keeps pages over plain HTTP, and shows them when a person goes back."""
+    page = open_page().open("/clients")
+    shown_again = "dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))"
+    with page.expect_response("**/session"):
+        page.evaluate(shown_again)
+    expect(page.locator("h1")).to_be_visible()
+    page.context.clear_cookies()
+    page.evaluate(shown_again)
+    page.wait_for_url("**/sign-in?next=/clients")
+
+
+def test_drawing_does_not_change_its_own_size_again(open_page: Open, run: UUID) -> None:
+    page = open_page().page
+    page.add_init_script("window.errors = []; addEventListener('error', (event) => errors.push(event.message))")
+    page.goto(f"/runs/{run}")
+    page.wait_for_selector("#embedding canvas")
+    page.wait_for_timeout(500)
+    assert page.evaluate("errors") == []
+
+
 def test_an_update_keeps_the_selected_text_and_the_focus(open_page: Open, large_run: UUID) -> None:
     page = open_page().open(f"/runs/{large_run}")
     page.evaluate("document.querySelector('#why').append(' ')")  # the difference causes it to be replaced
@@ -323,6 +356,9 @@ def test_charts_that_are_not_loaded_are_not_shown_as_missing(open_page: Open, ru
     held.pop().abort()
     expect(chart).to_contain_text("could not be loaded")
     expect(chart).to_have_attribute("role", "group")
+    watched.page.unroute("**/curves.json*")
+    watched.page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    expect(chart.locator("canvas").first).to_be_visible()
     watched.complaints.clear()  # the complaint about the request above
 
 

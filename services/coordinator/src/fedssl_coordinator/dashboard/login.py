@@ -1,4 +1,4 @@
-"""`/sign-in` with a token, and `/sign-out`."""
+"""`/sign-in` with a token, `/session`, and `/sign-out`."""
 
 from typing import Literal
 from urllib.parse import urlsplit
@@ -11,7 +11,7 @@ from fedssl_coordinator.core.problems import ProblemError
 from fedssl_coordinator.core.settings import settings
 from fedssl_coordinator.dashboard import session as sessions
 from fedssl_coordinator.dashboard.layout.page import PageRoute, render, see_other
-from fedssl_coordinator.dashboard.session import COOKIE, Form
+from fedssl_coordinator.dashboard.session import COOKIE, Form, Viewing
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -26,6 +26,12 @@ def home() -> Response:
 def ask_for_token(next: str = "/runs") -> Response:  # noqa: A002
     """Show the form."""
     return sign_in_page(own_path(next))
+
+
+@router.get("/session")
+def check_session(visitor: Viewing) -> Response:
+    """Answer 204 while the session continues. A page that a browser shows again without loading it asks this."""
+    return Response(status_code=204)
 
 
 @router.post("/sign-in")

@@ -49,7 +49,9 @@ def show_pieces(run_id: UUID, visitor: Viewing, session: DB, shape: Shape = "") 
     """Return the parts of the page that change; panels only if they differ from those on the page."""
     page = run_view.run_page(session, run_id)
     panel = run_sites.panel(session, run_id, page.spec) if shape != page.shape else None
-    return render("run_live.html", visitor, page=page, shape=shape, sites=panel)
+    response = render("run_live.html", visitor, page=page, shape=shape, sites=panel)
+    response.headers["Last-Event-ID"] = str(page.last_event_id)
+    return response
 
 
 @router.get("/runs/{run_id}/curves.json")

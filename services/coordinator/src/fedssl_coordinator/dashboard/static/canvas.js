@@ -65,7 +65,7 @@ export const hatch = (g, x, y, w, h, stroke, fill) => {
   g.restore();
 };
 
-/* Put a canvas into an element. `draw(g, width, height)` runs again when the theme or the size changes. */
+/* Put a canvas into an element. `draw(g, width, height)` runs again when the theme or the width changes. */
 export function picture(element, height, draw) {
   clear(element);
   const canvas = element.appendChild(document.createElement("canvas"));
@@ -84,7 +84,13 @@ export function picture(element, height, draw) {
     g.textBaseline = "middle";
     draw(g, width, tall);
   };
-  new ResizeObserver(redraw).observe(element);
+  redraw();
+  let before = element.clientWidth;
+  new ResizeObserver(() => {
+    if (element.clientWidth === before) return; /* the drawing itself has changed the height */
+    before = element.clientWidth;
+    redraw();
+  }).observe(element);
   onPaint(redraw);
   return redraw;
 }
@@ -135,16 +141,24 @@ export const clear = (element) => {
 };
 
 /* Load drawings. A place without one explains why there is none, but only once that is known. */
+const failed = new Map();
 export async function showLoaded(elements, work) {
   let failure;
   try {
     await work();
+    failed.delete(work);
   } catch (error) {
     console.info(error.message);
+    failed.set(work, elements);
     failure = "This could not be loaded. Reload the page to try again.";
   }
   for (const element of elements) if (!$("canvas", element)) write(element, failure ?? element.dataset.empty ?? "");
 }
+
+/* Safari interrupts requests when a person leaves a page, and shows that page again when they go back to it. */
+addEventListener("pageshow", ({ persisted }) => {
+  if (persisted) for (const [work, elements] of failed) showLoaded(elements, work);
+});
 
 const PATIENCE = 60_000; /* milliseconds until a request counts as lost */
 export async function load(url) {

@@ -142,10 +142,20 @@ document.addEventListener(
   "htmx:responseError",
   explain((status) => `The coordinator, or a proxy in front of it, returned an error (${status}). Try again later.`),
 );
-document.addEventListener(
-  "htmx:sendError",
-  explain(() => "No connection to the coordinator. Try again later."),
-);
+for (const kind of ["htmx:sendError", "htmx:timeout"])
+  document.addEventListener(
+    kind,
+    explain(() => "No connection to the coordinator. Try again later."),
+  );
+
+/* Over plain HTTP, Safari shows a page as it was when a person goes back to it. Their session may have ended since. */
+addEventListener("pageshow", async ({ persisted }) => {
+  if (!persisted) return;
+  document.body.style.visibility = "hidden"; /* until the coordinator has answered */
+  const answer = await fetch("/session", { redirect: "manual" }).catch(() => null);
+  if (answer?.ok) document.body.style.visibility = "";
+  else location.reload();
+});
 
 /* a link to a confirmation page opens the same question as a dialog */
 document.addEventListener("click", (event) => {

@@ -15,6 +15,7 @@ export function live(root, url, onChange) {
   let changed = Date.now();
   let beat = null;
   let again = null;
+  let behind = null;
   const showStatus = (text, isOff) => {
     sign.hidden = false;
     sign.classList.toggle("off", isOff);
@@ -75,6 +76,15 @@ export function live(root, url, onChange) {
     beat = null;
     clearTimeout(again);
   };
+  /* A connection that was lost without a sign, as while a computer sleeps, reports no error. The stream is opened again
+     if it has delivered nothing between two answers that are newer than its last event. */
+  const checkStream = (newest) => {
+    if (!source || !(newest > +after)) return;
+    if (behind === after) {
+      close();
+      open();
+    } else behind = after;
+  };
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) close();
     else {
@@ -84,7 +94,10 @@ export function live(root, url, onChange) {
   });
   addEventListener("pagehide", close);
   document.body.addEventListener("htmx:afterRequest", ({ detail }) => {
-    if (detail.successful) changed = Date.now();
+    if (detail.successful) {
+      changed = Date.now();
+      checkStream(+detail.xhr.getResponseHeader("Last-Event-ID"));
+    }
     const gone = detail.xhr.status === 404 && problem(detail.xhr.responseText); /* a proxy's 404 explains nothing */
     if (gone) {
       root.dataset.live = "";
