@@ -51,10 +51,12 @@ def test_an_alarm_that_pauses_the_run_is_left_to_the_error(capsys: pytest.Captur
 def test_resumptions_and_evaluations_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with simulation_progress(tiny_spec()) as calls:
         calls.on_resume(3)
+        calls.on_warning("2 versions compute it")
         calls.on_evaluation(4, {"probe": 0.5, "uniformity": 1.0})
         calls.on_evaluation(5, {"uniformity": 1.0})
     assert capsys.readouterr().err.splitlines() == [
         "resuming after round 3, the last that an earlier start completed",
+        "warning: 2 versions compute it",
         "after round 4: linear probe 50.00 %",
         "after round 5: evaluated",
     ]

@@ -248,6 +248,24 @@ def test_a_half_made_file_is_not_continued_with_another_version_of_a_decoder(
         assert embed(open_source(str(folder), None, None), model, "run", out).num_before == 601
 
 
+def test_images_that_nothing_decodes_continue_after_a_version_that_named_no_decoders(
+    tmp_path: Path, model: Model
+) -> None:
+    """Until 27 November 2026, no decoders were stored."""
+    images = np.random.default_rng(0).integers(0, 255, (600, 1, 8, 8), dtype=np.uint8)
+    save_npz(tmp_path / "set.npz", ImageData(images, None, ()))
+    whole = embed(open_source(str(tmp_path / "set.npz"), "train", None), model, "run", tmp_path / "whole.npz")
+    assert whole.about["decoders"] == []
+    stop_after(tmp_path / "set.npz", model, tmp_path / "out.npz", 1)
+    about = tmp_path / "out.npz.partial" / "about.json"
+    content = json.loads(about.read_text())
+    del content["decoders"]
+    about.write_text(json.dumps(content))
+    source = open_source(str(tmp_path / "set.npz"), "train", None)
+    assert embed(source, model, "run", tmp_path / "out.npz").num_before == 512
+    assert (tmp_path / "out.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
 PEAK = """
 import sys, tracemalloc
 from pathlib import Path

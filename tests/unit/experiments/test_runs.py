@@ -8,13 +8,54 @@ import pytest
 
 from fedssl import files
 from fedssl.errors import DataError, FolderInUseError, ResultsError
-from fedssl.experiments.checkpoints import FolderCheckpoint, run_key
+from fedssl.experiments import checkpoints
+from fedssl.experiments.checkpoints import MANIFEST, FolderCheckpoint, run_key, sources_digest
 from fedssl.experiments.reproduction import RESULTS, read_results
-from fedssl.experiments.runs import clear, encoders, is_of, parse_result, run_in_folder
+from fedssl.experiments.runs import Calls, clear, encoders, find_finished, is_of, parse_result, run_in_folder
 from fedssl.locks import FolderLock
 from fedssl.run_files import CHECKPOINT, CLIENTS, DEVICE, ENCODER, HISTORY, INITIAL, LOCK, MEASURES, MODEL, RESULT, SPEC
+from fedssl.simulation import RoundRecord
 from support.federation import tiny_spec
 from support.methods import method_spec
+
+
+@pytest.mark.parametrize("names_its_sources", [True, False])
+def test_a_run_that_another_version_began_is_resumed_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, names_its_sources: bool
+) -> None:
+    """Between two releases, the version of fedssl stays the same, and its rounds may have other bits."""
+    spec, earlier = method_spec("fedsimclr", num_rounds=2), "0123456789abcdef"
+
+    def end(record: RoundRecord) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "sources_digest", lambda: earlier)
+        with pytest.raises(KeyboardInterrupt):
+            run_in_folder(spec, tmp_path, calls=Calls(on_round=end))
+    if not names_its_sources:
+        manifest = tmp_path / CHECKPOINT / MANIFEST
+        content = json.loads(manifest.read_text())
+        del content["sources"]
+        manifest.write_text(json.dumps(content))
+    warnings: list[str] = []
+    finished = run_in_folder(spec, tmp_path, calls=Calls(on_warning=warnings.append))
+    assert warnings == [finished.mixed]
+    assert "2 versions of fedssl's code" in warnings[0]
+    assert finished.sources == (earlier if names_its_sources else "unknown", sources_digest())
+    assert find_finished(spec, tmp_path) == finished
+
+
+def test_a_run_of_one_version_has_no_warning(tmp_path: Path) -> None:
+    spec, warnings = method_spec("fedsimclr", num_rounds=2), list[str]()
+
+    def end(record: RoundRecord) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_folder(spec, tmp_path, calls=Calls(on_round=end))
+    finished = run_in_folder(spec, tmp_path, calls=Calls(on_warning=warnings.append))
+    assert (warnings, finished.mixed, finished.sources) == ([], None, (sources_digest(),))
 
 
 def test_a_restart_removes_what_a_run_would_continue_from(tmp_path: Path) -> None:

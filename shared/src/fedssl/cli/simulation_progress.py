@@ -114,6 +114,7 @@ def _calls(display: _Display, spec: RunSpec) -> Calls:
 
     return Calls(
         on_resume=on_resume,
+        on_warning=lambda warning: note(f"warning: {warning}"),
         on_round=on_round,
         on_progress=display.on_progress,
         on_distillation=lambda number, p: display.on_step(number, f"distilling, epoch {p.epoch} of {p.num_epochs}"),

@@ -61,7 +61,7 @@ class HalfMade:
                 f"{self.folder} holds the beginning of a file of {different}: remove the folder to start from "
                 "scratch, or choose another --out"
             )
-        self.about, self.width = found or about, width
+        self.about, self.width = about | (found or {}), width
         self._read_batches()
 
     def append(self, rows: Float32, done: Done) -> None:
@@ -107,7 +107,7 @@ class HalfMade:
 
 def _other_decoders(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Return in words that other versions of packages decoded the images of `found`; else an empty text."""
-    if found.get("decoders") == wanted["decoders"]:
+    if found.get("decoders", []) == wanted["decoders"]:  # until 27 November 2026, they were not stored
         return ""
     before, now = ("; ".join(about.get("decoders", ["an unknown version"])) for about in (found, wanted))
     return f"images that were decoded by {before}, not by {now}"

@@ -5,6 +5,7 @@ replaced; files that it no longer lists are removed afterwards. Therefore a proc
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 from importlib.metadata import version
@@ -15,6 +16,7 @@ import torch
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
 
+import fedssl
 from fedssl.artifacts.tensors import Tensors, load_tensors, save_tensors
 from fedssl.errors import ResultsError
 from fedssl.files import replaced_file, write_atomically
@@ -45,6 +47,20 @@ def code_version(spec: RunSpec) -> dict[str, str]:
     }
 
 
+@functools.cache
+def sources_digest() -> str:
+    """Return a digest of the sources of fedssl without those of the command line, in hexadecimal.
+
+    They change between two releases, while the version of fedssl stays the same.
+    """
+    root, digest = Path(fedssl.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if name.parts[0] != "cli":
+            digest.update(f"{name.as_posix()}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
+
+
 def run_key(spec: RunSpec) -> str:
     """Return the sha256 of the spec and the code that runs it, in hexadecimal.
 
@@ -55,9 +71,13 @@ def run_key(spec: RunSpec) -> str:
 
 
 class FolderCheckpoint:
-    """A simulation's checkpoint in its own folder, kept until `discard`."""
+    """A simulation's checkpoint in its own folder, kept until `discard`.
+
+    `sources`: the `sources_digest` of each version of fedssl that has computed a part of the simulation, or will.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self.sources = (sources_digest(),)
         self._folder = folder
         self._files: dict[str, str | None] = {}
 
@@ -78,6 +98,8 @@ class FolderCheckpoint:
             raise ResultsError(f"{self._folder} holds the checkpoint of {_difference(manifest, spec)}: {_HINT}")
         try:
             self._files = dict(manifest["files"])
+            before = manifest.get("sources", ["unknown"])  # until 28 November 2026, a checkpoint did not name them
+            self.sources = tuple(dict.fromkeys([*before, sources_digest()]))
             return self._result(manifest, spec)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise self._damaged(error) from error
@@ -106,6 +128,7 @@ class FolderCheckpoint:
             "key": run_key(result.spec),
             "spec": result.spec.model_dump(mode="json", exclude={"watch"}),
             "code": code_version(result.spec),
+            "sources": self.sources,
             "images": result.images,
             "files": files,
             "history": [dataclasses.asdict(record) for record in result.history],

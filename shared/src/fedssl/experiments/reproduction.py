@@ -20,7 +20,15 @@ from fedssl.experiments.checkpoints import run_key
 from fedssl.experiments.measures import OnMeasuring, measure_cell
 from fedssl.experiments.overlays import Values, changed, differences
 from fedssl.experiments.papers import TableCell
-from fedssl.experiments.runs import Calls, ComputeSettings, clear, find_finished, locked_folder, run_in_folder
+from fedssl.experiments.runs import (
+    Calls,
+    ComputeSettings,
+    FinishedRun,
+    clear,
+    find_finished,
+    locked_folder,
+    run_in_folder,
+)
 from fedssl.experiments.scaling import fitting_queue
 from fedssl.protocol.methods.distillation import DistillationConfig
 from fedssl.protocol.runs import RunSpec
@@ -161,13 +169,17 @@ def run_task(
             found,
             measured={name: (*values, measures[name]) for name, values in found.measured.items()},
             seeds=(*found.seeds, seed),
-            notes=(*found.notes, *(() if run.note is None else (run.note,))),
+            notes=(*found.notes, *(each for each in (run.note, _mixed(seed, finished)) if each is not None)),
             device=", ".join(dict.fromkeys(devices)),
             seconds=found.seconds + finished.seconds,
         )
         if seed == seeds[-1] or not lost_seeds(found, task.spec, found.seeds, folder / RESULTS):
             write_result(found, task.spec, folder / RESULTS)
     return found
+
+
+def _mixed(seed: int, finished: FinishedRun) -> str | None:
+    return None if finished.mixed is None else f"seed {seed}: {finished.mixed}"
 
 
 def _kept_device(folder: Path, here: str, *, is_finished: bool) -> str:

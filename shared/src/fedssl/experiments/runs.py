@@ -62,6 +62,8 @@ class FinishedRun:
         chance: the accuracy without an encoder; None if the run was not evaluated, or by an older version.
         site_evaluations: by round, each site's counts on its own labelled images, or why it has none.
         cross_site: by round and by the site that a classifier is from, the counts of every other site.
+        sources: digests of the sources of each version of fedssl that has computed a part of the run; empty if an older
+            version has finished it.
     """
 
     num_rounds: int
@@ -75,6 +77,12 @@ class FinishedRun:
     chance: Chance | None = None
     site_evaluations: dict[int, dict[str, SiteCounts | str]] = field(default_factory=dict)
     cross_site: dict[int, dict[str, dict[str, SiteCounts | str]]] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
+
+    @property
+    def mixed(self) -> str | None:
+        """A warning if several versions of fedssl have computed the run: its bits may be those of none of them."""
+        return _mixed(self.sources)
 
     @property
     def last(self) -> dict[str, float]:
@@ -93,9 +101,11 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Callbacks of a run, as in :func:`fedssl.simulation.simulate`. `on_resume` gets the number of finished rounds."""
+    """Callbacks of a run, as in :func:`fedssl.simulation.simulate`. `on_resume` gets the number of finished rounds, and
+    `on_warning` what is unusual about the run that is resumed."""
 
     on_resume: Callable[[int], None] = lambda rounds_done: None
+    on_warning: Callable[[str], None] = lambda warning: None
     on_round: Callable[[RoundRecord], None] = lambda record: None
     on_progress: OnProgress = lambda number, client, progress: None
     on_distillation: OnDistillation = lambda number, progress: None
@@ -152,6 +162,8 @@ def run_in_folder(
             return finished
         if (begun := checkpoint.load(spec)) is not None:
             calls.on_resume(begun.rounds_done)
+            if (warning := _mixed(checkpoint.sources)) is not None:
+                calls.on_warning(warning)
             if keep_clients and begun.rounds_done >= spec.num_rounds:
                 _require_clients(folder)
 
@@ -175,7 +187,7 @@ def run_in_folder(
             on_evaluation=calls.on_evaluation,
             on_trained=keep if keep_clients else None,
         )
-        finished = _write(result, folder, stamp)
+        finished = _write(result, folder, stamp, checkpoint.sources)
         checkpoint.discard()
         return finished
 
@@ -204,6 +216,15 @@ def require_weights(spec: RunSpec) -> None:
             f"clients' models cannot be kept: clients of {spec.method.name} with this reducer send "
             f"{update[0].kind} and no weights"
         )
+
+
+def _mixed(sources: tuple[str, ...]) -> str | None:
+    if len(sources) < 2:
+        return None
+    return (
+        f"{len(sources)} versions of fedssl's code compute this run, and its results may differ from those of one "
+        "version: start again with --restart if that matters"
+    )
 
 
 def _require_clients(folder: Path) -> None:
@@ -313,6 +334,7 @@ def parse_result(document: Mapping[str, Any]) -> FinishedRun:
             chance=_chance(document.get(CHANCE_KEY)),
             site_evaluations=SITES.validate_python(document.get(SITES_KEY, {})),
             cross_site=CROSS_SITE.validate_python(document.get(CROSS_SITE_KEY, {})),
+            sources=tuple(document.get("sources", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultsError(f"result.json is not a run's result ({error!r}): start again with --restart") from error
@@ -326,7 +348,7 @@ def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float("nan") if value is None else value for name, value in values.items()}
 
 
-def _write(result: Result, folder: Path, stamp: str) -> FinishedRun:
+def _write(result: Result, folder: Path, stamp: str, sources: tuple[str, ...]) -> FinishedRun:
     history = result.history
     sent, megabytes = 0, {0: 0.0}
     for record in history:
@@ -344,6 +366,7 @@ def _write(result: Result, folder: Path, stamp: str) -> FinishedRun:
         chance=result.chance,
         site_evaluations=result.site_evaluations,
         cross_site=result.cross_site,
+        sources=sources,
     )
     for name, tensors in ((MODEL, result.model), (INITIAL, result.initial), (ENCODER, _encoder(result.model))):
         write_durably(folder / name, tensors)

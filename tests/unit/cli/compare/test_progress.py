@@ -25,11 +25,14 @@ def test_runs_are_lines_if_the_output_is_not_a_terminal(capsys: pytest.CaptureFi
         watcher.on_end(ENTRIES[0], FINISHED)
         watcher.on_end(ENTRIES[1], replace(FINISHED, evaluations={}))
         watcher.on_end(ENTRIES[2], Failure("out of memory"))
+        watcher.on_end(ENTRIES[3], mixed := replace(FINISHED, sources=("0123", "4567")))
 
     assert capsys.readouterr().err.splitlines() == [
         "a, seed 0: linear probe 50.00 %, 1:05",
         "b, seed 0: not evaluated, 1:05",
         "c, seed 0: failed, for a reason that the results show",
+        "d, seed 0: linear probe 50.00 %, 1:05",
+        f"warning: d, seed 0: {mixed.mixed}",
     ]
 
 

@@ -57,3 +57,5 @@ def _report_end(entry: ComparisonEntry, outcome: Outcome) -> None:
     else:
         accuracies = accuracies_of(dict(outcome.last)) or "not evaluated"
         note(f"{entry.variant}, seed {entry.seed}: {accuracies}, {duration(outcome.seconds)}")
+        if outcome.mixed is not None:
+            note(f"warning: {entry.variant}, seed {entry.seed}: {outcome.mixed}")
