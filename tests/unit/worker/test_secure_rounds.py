@@ -409,6 +409,16 @@ def test_a_round_without_a_sum_is_not_an_accepted_update(phase: str, tmp_path: P
     assert cohort.worker().unfinished() == []
 
 
+@pytest.mark.parametrize("phase", ["keys", "vectors"])
+def test_a_round_that_ended_without_this_workers_vector_is_not_an_accepted_update(phase: str, tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path)
+    cohort.lies[phase] = lambda status: SecureStatus(phase="done", is_member=True, received=True)
+    with pytest.raises(Cancelled, match="has ended without this worker's update"):
+        cohort.take_part()
+    assert "vectors" not in cohort.kinds_sent()
+    assert cohort.worker().unfinished() == []
+
+
 def test_the_secrets_of_an_unfinished_round_are_deleted_after_the_run_has_ended(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     _killed_at(cohort, "reveals")

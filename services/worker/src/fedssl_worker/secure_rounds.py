@@ -220,9 +220,12 @@ class SecureRound:
             ended_in = self._answer_phases(_Trained(finished, words, digest, masked), report, threading.Event())
         finally:
             masked.unlink(missing_ok=True)
+        has_masked = self._record.words is not None
         self._end()
         if ended_in == "failed":
             raise Cancelled("the secure round has no sum: the coordinator's events have the reason")
+        if not has_masked:
+            raise Cancelled("the secure round has ended without this worker's update")
 
     def _answer_phases(
         self, trained: _Trained | None, report: Callable[[], None], stop: threading.Event

@@ -88,7 +88,8 @@ def status(session: Session, round_id: UUID, client_id: str, *, is_open: bool = 
     assert row is not None, "only of secure rounds"
     phase: SecurePhase = row.phase  # type: ignore[assignment]
     if not is_open or phase not in _PHASES or _is_foreign(row):
-        return SecureStatus(phase="failed" if phase == "failed" else "done", is_member=True, received=True)
+        has_no_sum = phase == "failed" or _is_foreign(row)
+        return SecureStatus(phase="failed" if has_no_sum else "done", is_member=True, received=True)
     mine = repository.member(session, round_id, client_id)
     is_member = mine is not None and _takes_part(mine, phase)
     received = mine is not None and getattr(mine, phase) is not None
