@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -367,6 +368,22 @@ def test_a_restart_trains_again_and_forgets_the_measures_and_the_device(
     assert again.device == "another GPU"
     assert runs.trained == [1, 1]
     assert not (folder / "measures.json").exists()
+
+
+def test_a_cells_notes_name_a_seed_that_several_versions_have_computed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Runs(monkeypatch)
+    task = tiny("fedx-1:SimCLR@cifar10", root)
+    assert not any("versions of fedssl's code" in note for note in run(task, root, tmp_path, (1,)).notes)
+    (result,) = (tmp_path / "runs").glob("*/result.json")
+    result.write_text(
+        json.dumps({**json.loads(result.read_text()), "sources": ["0123456789abcdef", "fedcba9876543210"]})
+    )
+
+    notes = run(task, root, tmp_path, (1,)).notes
+
+    assert [note for note in notes if note.startswith("seed 1: 2 versions of fedssl's code compute this run")]
 
 
 def test_a_run_is_measured_by_one_command_at_a_time(
