@@ -521,6 +521,13 @@ def test_a_check_that_fails_replaces_the_earlier_result(open_page: Open, run: UU
     expect(page.locator("#check")).to_contain_text("No connection")
     page.fill("#f-num_rounds", "8")
     expect(page.locator("#check")).to_contain_text("These settings are valid")
+    assert page.evaluate("htmx.config.timeout") == 60_000
+    page.evaluate("htmx.config.timeout = 300")
+    page.route("**/runs/new/check", lambda route: None, times=1)  # it is never answered
+    page.fill("#f-num_rounds", "9")
+    expect(page.locator("#check")).to_contain_text("No connection")
+    page.fill("#f-num_rounds", "8")
+    expect(page.locator("#check")).to_contain_text("These settings are valid")
     watched.complaints.clear()  # the complaints about the answers above
 
 
