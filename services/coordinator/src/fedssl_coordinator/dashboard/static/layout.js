@@ -152,7 +152,8 @@ for (const kind of ["htmx:sendError", "htmx:timeout"])
 addEventListener("pageshow", async ({ persisted }) => {
   if (!persisted) return;
   document.body.style.visibility = "hidden"; /* until the coordinator has answered */
-  const answer = await fetch("/session", { redirect: "manual" }).catch(() => null);
+  const asked = fetch("/session", { redirect: "manual", signal: AbortSignal.timeout(10_000) });
+  const answer = await asked.catch(() => null);
   if (answer?.ok) document.body.style.visibility = "";
   else location.reload();
 });
