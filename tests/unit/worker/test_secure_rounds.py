@@ -20,6 +20,7 @@ from fedssl.protocol.secure_work import (
     SecureConfirmation,
     SecureKeys,
     SecureMember,
+    SecurePhase,
     SecureReveals,
     SecureShares,
     SecureStatus,
@@ -401,19 +402,16 @@ def test_a_worker_does_not_take_part_in_a_round_twice_or_with_another_broadcast(
 
 
 @pytest.mark.parametrize("phase", ["keys", "vectors"])
-def test_a_round_without_a_sum_is_not_an_accepted_update(phase: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("failed", "the secure round has no sum"), ("done", "the secure round has ended without this worker's update")],
+)
+def test_a_round_that_ended_before_this_workers_vector_is_not_an_accepted_update(
+    end: SecurePhase, said: str, phase: str, tmp_path: Path
+) -> None:
     cohort = Cohort(tmp_path)
-    cohort.lies[phase] = lambda status: SecureStatus(phase="failed", is_member=True, received=True)
-    with pytest.raises(Cancelled, match="the secure round has no sum"):
-        cohort.take_part()
-    assert cohort.worker().unfinished() == []
-
-
-@pytest.mark.parametrize("phase", ["keys", "vectors"])
-def test_a_round_that_ended_without_this_workers_vector_is_not_an_accepted_update(phase: str, tmp_path: Path) -> None:
-    cohort = Cohort(tmp_path)
-    cohort.lies[phase] = lambda status: SecureStatus(phase="done", is_member=True, received=True)
-    with pytest.raises(Cancelled, match="has ended without this worker's update"):
+    cohort.lies[phase] = lambda status: SecureStatus(phase=end, is_member=True, received=True)
+    with pytest.raises(Cancelled, match=said):
         cohort.take_part()
     assert "vectors" not in cohort.kinds_sent()
     assert cohort.worker().unfinished() == []
